@@ -1,0 +1,1 @@
+"""Flax models behind init/apply; imports layer 1 only."""
