@@ -1,0 +1,183 @@
+"""UniDEC: dual encoder and classifier trained together.
+
+python -m xmc_jax.train --config=configs/unidec.py:wordnet-mini
+python -m xmc_jax.train --config=configs/unidec.py:amazontitles1.3m --data=FOLDER
+python -m xmc_jax.train --config=configs/unidec.py:OWN_FOLDER_OR_FILE --config.max_minutes=30
+
+Options after the data set: loss=decoupled_softmax|supcon|decoupled_softmax+bce|supcon+bce|bce (the
+classifier's; the dual encoder takes the part before the plus), encoder=bag|HUB_NAME_OR_FOLDER,
+embeddings=FOLDER (token table of the bag encoder), paper=thesis|preprint, debug.
+
+Marks at the numbers: [thesis] and [preprint] are printed there, [ours] is our choice. A field that is
+None is derived from the data and the device when the run starts, and printed.
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict, config_dict
+
+from xmc_jax import catalog, config_args
+
+DISTILBERT = "distilbert-base-uncased"  # six layers [thesis]; which checkpoint is not printed
+
+# batch, pool: LF-Amazon-131K, LF-WikiSeeAlso-320K, LF-Wikipedia-500K, LF-AmazonTitles-1.3M [thesis,
+# table 2.3]; the others [ours]. beta, eta: Amazon [preprint, tables 6 and 7], the others [ours].
+# de_weight: 0.3 on LF-Amazon-131K [preprint, table 7], the others [ours]. head_dim [preprint 4.1].
+PAPER = {
+    "LF-AmazonTitles-131K": dict(batch=576, pool=3000, head_dim=384, beta=3, eta=6, de_weight=0.3),
+    "LF-Amazon-131K": dict(batch=576, pool=3000, head_dim=384, beta=3, eta=6, de_weight=0.3),
+    "LF-AmazonTitles-1.3M": dict(batch=1098, pool=3000, head_dim=256, beta=1, eta=6, de_weight=0.5),
+    "LF-WikiSeeAlsoTitles-320K": dict(
+        batch=677, pool=3500, head_dim=384, beta=3, eta=6, de_weight=0.5
+    ),
+    "LF-WikiSeeAlso-320K": dict(batch=677, pool=3500, head_dim=384, beta=3, eta=6, de_weight=0.5),
+    "LF-WikiTitles-500K": dict(batch=885, pool=3500, head_dim=384, beta=3, eta=3, de_weight=0.5),
+    "LF-Wikipedia-500K": dict(batch=221, pool=3000, head_dim=384, beta=3, eta=6, de_weight=0.5),
+}
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """The configuration of ``DATASET[,option=value...]``."""
+    arg = config_args.parse(
+        arg,
+        dataset="wordnet-mini",
+        loss="",
+        encoder="",
+        embeddings="",
+        paper="thesis",
+        debug=False,
+    )
+    if arg.paper not in ("thesis", "preprint"):
+        raise ValueError(f"configs/unidec.py: paper={arg.paper!r}; expected thesis or preprint.")
+    entry = catalog.find(arg.dataset)
+    config = _common(entry.name if entry else arg.dataset)
+    if entry is None:
+        _own_data(config)
+    elif entry.name in PAPER:
+        _papers(config, entry)
+    else:
+        _small(config, entry)
+    if arg.paper == "preprint":
+        config.de.loss = config.clf.loss = "supcon"  # SupCon on both heads [preprint]
+    if arg.loss:
+        config.clf.loss = arg.loss
+        config.de.loss = arg.loss.split("+")[0] if arg.loss != "bce" else config.de.loss
+    if arg.encoder:
+        config.encoder.name = arg.encoder
+    if arg.embeddings:
+        config.encoder.name, config.encoder.embeddings = "bag", arg.embeddings
+    if arg.debug:
+        config.epochs, config.batch_size, config.pool_size = 2, 32, 96
+        config.held_out_rows, config.max_minutes = 50, 0.0
+    return config
+
+
+def _common(dataset: str) -> ConfigDict:
+    """What all data sets share."""
+    config = ConfigDict()
+    config.dataset = dataset  # name, alias, folder or file
+    config.data = ""  # folder of the data set, or a root that holds it; --data sets it
+    config.seed = 0
+    config.max_length = 32  # tokens of a text
+    config.max_minutes = 0.0  # > 0: as many epochs as fit; the cosine ends there
+    config.epochs = 150  # [preprint]
+
+    config.encoder = ConfigDict()
+    config.encoder.name = DISTILBERT  # "bag", a hub name or a local folder
+    config.encoder.pooling = "mean"  # or cls [ours]
+    config.encoder.compute_dtype = "float32"  # or bfloat16; parameters stay float32
+    config.encoder.remat = False  # recompute activations in the backward pass
+    config.encoder.dim = 256  # of the bag encoder without embeddings [ours]
+    config.encoder.dropout = 0.2  # of the bag encoder [ours]; a pretrained one keeps its own
+    config.encoder.embeddings = ""  # pretrained folder whose word embeddings start the bag's table
+    config.encoder.vocab_size = 30_000  # of a WordPiece vocabulary trained on the data's texts
+    config.row_length = 128  # tokens in a packed row; texts longer than that: max_length
+
+    config.head_dim = config_dict.placeholder(int)  # d of one head; 0 = no projection
+    config.head_dropout = 0.1  # [both papers]
+    config.classifier = True  # False: the dual encoder alone (DePSL)
+    config.table = ConfigDict()
+    config.table.init = "labels"  # labels: scale x DE label embeddings; normal: N(0, scale) [ours]
+    config.table.scale = 4.0  # [ours]
+    config.table.dtype = "float32"  # or bfloat16, for the table and its two moments
+
+    config.batch_size = config_dict.placeholder(int)  # Q
+    config.pool_size = config_dict.placeholder(int)  # P
+    config.beta = 3  # sampled positives a query
+    config.eta = 6  # sampled hard negatives a query
+    config.hard_negatives = True
+    config.fill = "none"  # of a pool below capacity: positives, random or none
+    config.extra_positives = 0  # a query, for the classifier alone (POS-CLF: 6 [preprint C.4])
+    config.extra_pool_size = 0  # room for them
+    config.mask_filter_pairs = True  # False only to measure what masking is worth
+    config.batching = "clusters"  # clusters (one is a batch), joined (NGAME's) or random
+    config.cluster_size = 8  # joined: first size; doubles at each epoch of cluster_growth
+    config.cluster_growth = (10, 20, 40, 80)
+    config.refresh_epochs = 5  # the papers' other tau
+    config.warmup_epochs = 0  # epochs of random batches before the first refresh
+    config.index = "auto"  # of the mining: auto, exact, hnsw or ivf
+
+    config.de = ConfigDict()
+    config.de.loss = "decoupled_softmax"  # [thesis, table 2.4]
+    config.de.normalize = True  # PAL-N; False = PAL [preprint C.5]
+    config.de.query_weight = 0.5  # lambda_D [preprint 3.1]
+    config.de.temperature = 0.05  # [ours]; the papers print none
+    config.de.margin = 0.3  # of loss triplet
+    config.clf = ConfigDict()
+    config.clf.loss = "decoupled_softmax+bce"  # [thesis, table 2.4]
+    config.clf.normalize = True
+    config.clf.query_weight = 0.5  # lambda_C [preprint 3.2]
+    config.clf.temperature = 1.0  # [ours]
+    config.clf.margin = 0.3
+    config.clf.bce_weight = 0.01  # [ours]; a row of bce is a sum over the pool
+    config.de_weight = 0.5  # lambda
+
+    config.lr = ConfigDict()
+    config.lr.encoder = 1e-4  # [both papers]
+    config.lr.heads = 2e-4  # [both papers]
+    config.lr.table = 1e-3  # [both papers]; SparseAdam: moments of untouched rows do not decay
+    config.lr.warmup = 0.05  # share of the steps [ours]
+    config.lr.weight_decay = 0.0  # [ours]
+    config.lr.clip_norm = 0.0  # 0 = none
+
+    config.held_out_share = 0.05  # of the training rows, to choose the checkpoint; 0 = none
+    config.held_out_rows = 10_000  # at most
+    config.eval_epochs = 5
+    config.log_steps = 20
+    return config
+
+
+def _papers(config: ConfigDict, entry: catalog.Entry) -> None:
+    """The papers' data sets."""
+    row = PAPER[entry.name]
+    config.max_length = entry.max_length
+    config.row_length = max(128, entry.max_length)
+    config.batch_size, config.pool_size = row["batch"], row["pool"]
+    config.head_dim = row["head_dim"]
+    config.beta, config.eta, config.de_weight = row["beta"], row["eta"], row["de_weight"]
+
+
+def _small(config: ConfigDict, entry: catalog.Entry) -> None:
+    """Our own data sets, with the bag encoder: minutes on two cores [all ours]."""
+    config.encoder.name = "bag"
+    config.fill = "random"
+    config.hard_negatives = False
+    config.batching = "random"
+    config.head_dim = 256
+    config.head_dropout = 0.2
+    config.lr.encoder = config.lr.heads = 2e-3
+    config.lr.table = 1e-2
+    config.clf.loss = "decoupled_softmax"
+    if entry.name == "LF-WordNetTitles-Mini":
+        config.batch_size, config.pool_size, config.epochs = 256, 1024, 45
+    else:
+        config.batch_size, config.pool_size, config.epochs = 1024, 2304, 8
+
+
+def _own_data(config: ConfigDict) -> None:
+    """People's own data: sizes follow from N, L, text lengths and the device when the run starts."""
+    config.encoder.name = ""
+    config.epochs = config_dict.placeholder(int)
+    config.max_minutes = 30.0
+    config.fill = "random"
+    config.clf.loss = "decoupled_softmax"

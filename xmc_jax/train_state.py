@@ -1,0 +1,111 @@
+"""What a run carries from step to step: parameters, classifier table, optimiser moments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from xmc_jax import row_adam
+from xmc_jax.row_adam import RowAdamState
+
+Schedule = Callable[[jax.Array], jax.Array]
+
+
+class TrainState(NamedTuple):
+    """A pytree; the step donates it.
+
+    Attributes:
+      step: int32 scalar, steps done.
+      params: encoder and heads, plain dicts of arrays.
+      opt_state: Optax state of ``params``.
+      table: ``[L, d]`` classifier table Psi (float32, or uint16 bit patterns of bfloat16), or None
+        for a dual encoder alone.
+      table_state: Adam moments of the table's rows, or None.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    table: jax.Array | None
+    table_state: RowAdamState | None
+
+
+def warmup_cosine(total_steps: int, warmup_steps: int) -> Schedule:
+    """Factor of the learning rates: linear from 0 to 1 over the warm-up, then a cosine to 0.
+
+    The papers anneal with a cosine after a warm-up and print no length of it (thesis 2.4).
+
+    Args:
+      total_steps: steps of the whole run, >= 1.
+      warmup_steps: steps of the linear part; it ends at ``total_steps`` at the latest.
+
+    Returns:
+      A function of the number of steps done to a float32 factor in [0, 1].
+    """
+    warmup_steps = min(warmup_steps, total_steps)
+
+    def factor(step: jax.Array) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)
+        rising = (step + 1.0) / max(warmup_steps, 1)
+        progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
+        falling = 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.clip(progress, 0.0, 1.0)))
+        return jnp.where(step < warmup_steps, rising, falling)
+
+    return factor
+
+
+def make_optimizer(
+    factor: Schedule,
+    *,
+    encoder_rate: float,
+    head_rate: float,
+    weight_decay: float = 0.0,
+    clip_norm: float = 0.0,
+) -> optax.GradientTransformation:
+    """AdamW with one learning rate for the encoder and one for everything else in ``params``.
+
+    Args:
+      factor: schedule that multiplies both rates.
+      encoder_rate: peak learning rate of ``params["encoder"]``.
+      head_rate: peak learning rate of the heads.
+      weight_decay: decoupled decay, on matrices only (biases and norms are left alone).
+      clip_norm: global gradient norm to clip at; 0 = none.
+    """
+
+    def adam(rate: float) -> optax.GradientTransformation:
+        return optax.adamw(
+            lambda step: rate * factor(step),
+            weight_decay=weight_decay,
+            mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
+        )
+
+    groups = {"encoder": adam(encoder_rate), "head": adam(head_rate)}
+    labels = lambda params: {k: "encoder" if k == "encoder" else "head" for k in params}
+    optimizer = optax.multi_transform(groups, labels)
+    if clip_norm > 0:
+        optimizer = optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)
+    return optimizer
+
+
+def new_state(
+    params: Any, optimizer: optax.GradientTransformation, table: jax.Array | None = None
+) -> TrainState:
+    """State at step 0."""
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer.init(params),
+        table=table,
+        table_state=None if table is None else row_adam.init(table),
+    )
+
+
+def num_bytes(tree: Any) -> int:
+    """Bytes of all arrays (or shapes with dtypes) of a tree."""
+    leaves = jax.tree.leaves(tree)
+    return sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in leaves)
