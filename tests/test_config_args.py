@@ -1,0 +1,58 @@
+"""The text after the colon of --config."""
+
+from __future__ import annotations
+
+import pytest
+
+from xmc_jax.config_args import parse
+
+DEFAULTS = dict(data="wordnet-mini", loss="", epochs=45, rate=1e-3, debug=False, hub=None)
+
+
+def test_nothing_given() -> None:
+    for arg in (None, "", " , "):
+        assert parse(arg, **DEFAULTS).to_dict() == DEFAULTS
+
+
+def test_first_may_be_unnamed() -> None:
+    args = parse("wordnettitles,loss=supcon,debug", **DEFAULTS)
+    assert args.to_dict() == DEFAULTS | {"data": "wordnettitles", "loss": "supcon", "debug": True}
+    assert parse("debug", **DEFAULTS).data == "wordnet-mini"
+    assert parse("./my-data/a.b", **DEFAULTS).data == "./my-data/a.b"
+
+
+def test_values_take_the_type_of_the_default() -> None:
+    args = parse("epochs=3, rate=2, hub=some/name=x, debug=no, data=x", **DEFAULTS)
+    assert args.to_dict() == dict(
+        data="x", loss="", epochs=3, rate=2.0, debug=False, hub="some/name=x"
+    )
+    assert isinstance(args.rate, float)
+
+
+@pytest.mark.parametrize(
+    "text,value", [("true", True), ("1", True), ("False", False), ("0", False)]
+)
+def test_bools(text: str, value: bool) -> None:
+    assert parse(f"debug={text}", **DEFAULTS).debug is value
+
+
+@pytest.mark.parametrize(
+    ("arg", "message"),
+    [
+        ("x,los=psl", r"unknown option 'los'.*data=wordnet-mini.*Did you mean 'loss'"),
+        ("x,debgu", r"unknown option 'debgu'.*Did you mean 'debug'"),
+        ("x,loss", r"'loss' in 'x,loss' has no value"),
+        ("x,data=y", r"'data' is given twice"),
+        ("debug,debug=no", r"'debug' is given twice"),
+        ("epochs=many", r"'epochs': found 'many', expected int"),
+        ("debug=maybe", r"'debug': found 'maybe', expected bool"),
+    ],
+)
+def test_errors(arg: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(arg, **DEFAULTS)
+
+
+def test_defaults_must_be_scalars() -> None:
+    with pytest.raises(TypeError, match="ks"):
+        parse("", ks=(1, 3, 5))
