@@ -8,8 +8,8 @@ Options after the data set: loss=decoupled_softmax|supcon|decoupled_softmax+bce|
 classifier's; the dual encoder takes the part before the plus), encoder=bag|HUB_NAME_OR_FOLDER,
 embeddings=FOLDER (token table of the bag encoder), paper=thesis|preprint, debug.
 
-Marks at the numbers: [thesis] and [preprint] are printed there, [ours] is our choice. A field that is
-None is derived from the data and the device when the run starts, and printed.
+Marks at the numbers: [thesis] and [preprint] are printed there, [ours] is our choice. A field that
+is None is derived from the data and the device when the run starts, and printed.
 """
 
 from __future__ import annotations
@@ -111,8 +111,7 @@ def _common(dataset: str) -> ConfigDict:
     config.extra_pool_size = 0  # room for them
     config.mask_filter_pairs = True  # False only to measure what masking is worth
     config.batching = "clusters"  # clusters (one is a batch), joined (NGAME's) or random
-    config.cluster_size = 8  # joined: first size; doubles at each epoch of cluster_growth
-    config.cluster_growth = (10, 20, 40, 80)
+    config.cluster_schedule = ((0, 4), (5, 8), (10, 16), (20, 32))  # joined: (from epoch, size)
     config.refresh_epochs = 5  # the papers' other tau
     config.warmup_epochs = 0  # epochs of random batches before the first refresh
     config.index = "auto"  # of the mining: auto, exact, hnsw or ivf
@@ -175,9 +174,11 @@ def _small(config: ConfigDict, entry: catalog.Entry) -> None:
 
 
 def _own_data(config: ConfigDict) -> None:
-    """People's own data: sizes follow from N, L, text lengths and the device when the run starts."""
+    """People's own data: sizes follow from N, L, text lengths and the device."""
     config.encoder.name = ""
     config.epochs = config_dict.placeholder(int)
+    config.max_length = config_dict.placeholder(int)
+    config.lr.encoder = config.lr.heads = config_dict.placeholder(float)
     config.max_minutes = 30.0
     config.fill = "random"
     config.clf.loss = "decoupled_softmax"

@@ -83,7 +83,12 @@ class Objective:
 
 
 def objective_parts(
-    objective: Objective, model: Any, params: Any, rows: jax.Array | None, batch: StepBatch, key: Any
+    objective: Objective,
+    model: Any,
+    params: Any,
+    rows: jax.Array | None,
+    batch: StepBatch,
+    key: Any,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The loss of a batch and its parts.
 

@@ -1,0 +1,111 @@
+"""From a configuration to objects: the only place where a name becomes an object."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from xmc_jax import losses
+from xmc_jax.data import tokenizer as tokenizers
+from xmc_jax.models import pretrained
+from xmc_jax.models.bag import BagEncoder
+from xmc_jax.models.transformer import TransformerConfig, TransformerEncoder
+from xmc_jax.models.unidec import UniDEC
+from xmc_jax.train_step import Objective, Side
+
+LABEL_LOSSES: dict[str, Callable[..., jax.Array]] = {
+    "decoupled_softmax": losses.decoupled_softmax_loss,
+    "supcon": losses.supcon_loss,
+    "triplet": losses.triplet_loss,
+}
+
+
+def side(config: ConfigDict, name: str) -> Side:
+    """The loss of one head, from ``config.de`` or ``config.clf``.
+
+    Raises:
+      ValueError: the loss is not a known name, alone or followed by ``+bce``.
+    """
+    parts = config.loss.split("+")
+    multi_class = [part for part in parts if part != "bce"]
+    if len(multi_class) > 1 or len(parts) > 2 or not set(multi_class) <= LABEL_LOSSES.keys():
+        raise ValueError(
+            f"config.{name}.loss = {config.loss!r}: expected one of {list(LABEL_LOSSES)}, 'bce', or "
+            "one of them followed by '+bce', as in 'decoupled_softmax+bce'."
+        )
+    label_loss = LABEL_LOSSES[multi_class[0]] if multi_class else None
+    if multi_class == ["triplet"]:
+        label_loss = functools.partial(label_loss, margin=config.margin)
+    elif multi_class:
+        label_loss = functools.partial(label_loss, normalize=config.normalize)
+    bce_weight = config.bce_weight if "bce" in parts else 0.0
+    return Side(label_loss, config.temperature, config.query_weight, bce_weight)
+
+
+def objective(config: ConfigDict) -> Objective:
+    """Both heads' losses, or the dual encoder's alone."""
+    if not config.classifier:
+        return Objective(side(config.de, "de"))
+    return Objective(side(config.de, "de"), side(config.clf, "clf"), config.de_weight)
+
+
+def tokenizer(config: ConfigDict, texts: Iterable[str], folder: Path) -> Any:
+    """The run's tokenizer: kept in its folder, a pretrained encoder's, or trained on the texts.
+
+    Args:
+      config: the configuration.
+      texts: all training and label texts; read more than once.
+      folder: ``tokenizer/`` of the work directory.
+    """
+    if (folder / "tokenizer.json").exists():
+        return tokenizers.load_tokenizer(folder)
+    source = config.encoder.embeddings if config.encoder.name == "bag" else config.encoder.name
+    if source:
+        made = tokenizers.load_tokenizer(source)
+        tokenizers.save_tokenizer(made, folder)
+        return made
+    return tokenizers.train_wordpiece(texts(), vocab_size=config.encoder.vocab_size, folder=folder)
+
+
+def encoder(config: ConfigDict, vocab_size: int) -> tuple[Any, Callable[[jax.Array], Any]]:
+    """The encoder, and the function from a key to its first parameters."""
+    options = config.encoder
+    if options.name != "bag":
+        made, params = pretrained.load_encoder(
+            options.name,
+            pooling=options.pooling,
+            compute_dtype=options.compute_dtype,
+            remat=options.remat,
+        )
+        return made, lambda key: params
+    if not options.embeddings:
+        made = BagEncoder(vocab_size, options.dim, dropout=options.dropout)
+        return made, made.init
+    words = pretrained.word_embeddings(options.embeddings)
+    made = BagEncoder(words.shape[0], words.shape[1], dropout=options.dropout)
+    return made, lambda key: made.with_embeddings(made.init(key), words)
+
+
+def describe_encoder(made: Any) -> dict[str, Any]:
+    """An encoder as plain JSON: enough to make it again without its pretrained folder."""
+    return {"kind": type(made).__name__, **dataclasses.asdict(made)}
+
+
+def restore_encoder(description: dict[str, Any]) -> Any:
+    """The encoder of ``describe_encoder``."""
+    fields = dict(description)
+    if fields.pop("kind") == "BagEncoder":
+        return BagEncoder(**fields)
+    fields["config"] = TransformerConfig(**fields["config"])
+    return TransformerEncoder(**fields)
+
+
+def model(config: ConfigDict, made: Any) -> UniDEC:
+    """Encoder and heads; ``head_dim`` 0 is no projection."""
+    return UniDEC(made, config.head_dim or None, config.head_dropout)

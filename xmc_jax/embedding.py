@@ -1,0 +1,98 @@
+"""Vectors of many texts, chunk by chunk, in one compiled shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from xmc_jax.data import packing
+from xmc_jax.data.corpus import TokenStore
+
+
+class Embedder:
+    """Runs a model over a token store.
+
+    One chunk is at most ``chunk_texts`` texts in at most ``chunk_rows`` packed rows, so that one
+    shape is compiled for all stores, whatever their lengths.
+    """
+
+    def __init__(
+        self, model: Any, *, row_length: int, chunk_rows: int = 192, chunk_texts: int = 2048
+    ) -> None:
+        """Prepare the jitted function.
+
+        Args:
+          model: a ``models.unidec.UniDEC``.
+          row_length: tokens in a packed row, at least the longest text.
+          chunk_rows: rows of a chunk.
+          chunk_texts: texts of a chunk.
+        """
+        self.model = model
+        self._row_length, self._rows, self._texts = row_length, chunk_rows, chunk_texts
+        self._heads: dict[str, Callable[..., jax.Array]] = {
+            "de": jax.jit(lambda p, tokens: model.de(p, model.vectors(p, tokens))),
+            "clf": jax.jit(lambda p, tokens: model.clf(p, model.vectors(p, tokens))),
+        }
+        self._both = jax.jit(self._two_heads)
+
+    def _two_heads(self, params: Any, tokens: Any) -> tuple[jax.Array, jax.Array]:
+        vectors = self.model.vectors(params, tokens)
+        return self.model.de(params, vectors), self.model.clf(params, vectors)
+
+    def de(self, params: Any, store: TokenStore, rows: np.ndarray | None = None) -> np.ndarray:
+        """Dual-encoder embeddings of ``rows`` (default all), ``[n, d]`` float32, unit rows."""
+        return self._run(self._heads["de"], params, store, rows, 1)[0]
+
+    def both(
+        self, params: Any, store: TokenStore, rows: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """DE and (not normalised) CLF embeddings of ``rows`` (default all), each ``[n, d]``."""
+        return self._run(self._both, params, store, rows, 2)
+
+    def _run(
+        self, function: Any, params: Any, store: TokenStore, rows: np.ndarray | None, outputs: int
+    ) -> tuple[np.ndarray, ...]:
+        rows = np.arange(len(store)) if rows is None else np.asarray(rows)
+        found = tuple(np.zeros((len(rows), self.model.dim), np.float32) for _ in range(outputs))
+        bar = tqdm(total=len(rows), desc="embedding", unit=" texts", delay=2, leave=False)
+        with bar:
+            for start, stop, tokens in self._chunks(store, rows):
+                result = function(params, tokens)
+                for array, part in zip(found, result if outputs > 1 else (result,)):
+                    array[start:stop] = np.asarray(part)[: stop - start]
+                bar.update(stop - start)
+        return found
+
+    def _chunks(self, store: TokenStore, rows: np.ndarray) -> Iterator[tuple[int, int, Any]]:
+        """Consecutive ranges of rows that fit, each packed into the one shape."""
+        lengths = np.asarray(store.lengths(rows), np.int64)
+        ends = np.cumsum(lengths)
+        capacity = int(0.97 * self._rows * self._row_length)
+        start = 0
+        while start < len(rows):
+            before = ends[start - 1] if start else 0
+            stop = int(np.searchsorted(ends, before + capacity, side="right"))
+            stop = min(max(stop, start + 1), start + self._texts, len(rows))
+            while True:
+                padded = np.full(self._texts, -1, np.int64)
+                padded[: stop - start] = rows[start:stop]
+                flat, sizes = store.gather(padded)
+                try:
+                    tokens = packing.pack(
+                        flat,
+                        sizes,
+                        row_length=self._row_length,
+                        max_segments=self.model.encoder.max_segments,
+                        num_rows=self._rows,
+                    )
+                    break
+                except ValueError:
+                    if stop - start == 1:
+                        raise
+                    stop = start + (stop - start) // 2
+            yield start, stop, tokens
+            start = stop

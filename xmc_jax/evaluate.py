@@ -1,0 +1,51 @@
+"""Evaluate a trained run.
+
+python -m xmc_jax.evaluate --workdir=runs/unidec-wordnet-mini
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from absl import app, flags, logging
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Work directory of a run.", required=True)
+_SPLIT = flags.DEFINE_enum("split", "test", ["test", "held_out"], "Rows to evaluate.")
+_HEAD = flags.DEFINE_enum("head", None, ["de", "clf", "concat"], "One head; default all there are.")
+_INDEX = flags.DEFINE_enum("index", "exact", ["exact", "hnsw", "ivf"], "How labels are searched.")
+_KS = flags.DEFINE_list("ks", ["1", "3", "5"], "Cut-offs.")
+_STEP = flags.DEFINE_integer("step", None, "Checkpoint; default the one chosen on held-out rows.")
+_DATA = flags.DEFINE_string("data", "", "Where the data set is now, if it was moved.")
+_SAVE = flags.DEFINE_string(
+    "save_predictions", "", "Write ids and scores of the heads to this .npz."
+)
+
+
+def main(argv: list[str]) -> None:
+    """Parse flags, make one call, print the result."""
+    from xmc_jax import report, runs
+
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments: {argv[1:]}; flags begin with --")
+    try:
+        ks = tuple(int(k) for k in _KS.value)
+        opened = runs.open_run(Path(_WORKDIR.value), step=_STEP.value)
+        result, thresholds = runs.evaluate_and_save(
+            opened,
+            split=_SPLIT.value,
+            heads=(_HEAD.value,) if _HEAD.value else None,
+            kind=_INDEX.value,
+            ks=ks,
+            data=_DATA.value,
+            save_predictions=_SAVE.value,
+        )
+    except (ValueError, OSError) as error:
+        logging.error("%s", error)
+        sys.exit(1)
+    print(report.table(result))
+    print(report.threshold_table(thresholds))
+
+
+if __name__ == "__main__":
+    app.run(main)

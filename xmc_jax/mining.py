@@ -1,0 +1,190 @@
+"""A refresh: clusters of the queries and mined hard negatives, from the current dual encoder.
+
+    refresh/<epoch>/order.npy, offsets.npy      clustered order of the training rows
+    refresh/<epoch>/hard_negatives.npy          [N, eta * refresh_epochs] int32, -1 = none
+    refresh/<epoch>/info.json                   index, times
+
+It is written whole before it is used, so that a resumed run reads the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+from ml_collections import ConfigDict
+
+from xmc_jax.data import batches, clustering
+from xmc_jax.data import index as indexes
+from xmc_jax.embedding import Embedder
+from xmc_jax.training_data import TrainingData
+from xmc_jax.workdir import write_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Refresh:
+    """What a refresh leaves: memory-mapped arrays.
+
+    Attributes:
+      order: places within the training rows that have labels, cluster by cluster.
+      offsets: where each cluster begins in ``order``.
+      hard_negatives: ``[N, W]`` label ids, -1 = none; None where none are mined.
+    """
+
+    order: np.ndarray
+    offsets: np.ndarray
+    hard_negatives: np.ndarray | None
+
+
+def due(config: ConfigDict, epoch: int) -> int | None:
+    """The epoch whose refresh serves ``epoch``; None before the first one."""
+    if config.batching == "random" and not config.hard_negatives:
+        return None
+    if epoch < config.warmup_epochs:
+        return None
+    since = epoch - config.warmup_epochs
+    return config.warmup_epochs + since // config.refresh_epochs * config.refresh_epochs
+
+
+def load(workdir: Path, epoch: int) -> Refresh | None:
+    """The refresh of an epoch if it was finished."""
+    folder = workdir / "refresh" / str(epoch)
+    if not (folder / "info.json").exists():
+        return None
+    mined = folder / "hard_negatives.npy"
+    return Refresh(
+        order=np.load(folder / "order.npy", mmap_mode="r"),
+        offsets=np.load(folder / "offsets.npy"),
+        hard_negatives=np.load(mined, mmap_mode="r") if mined.exists() else None,
+    )
+
+
+def refresh(
+    workdir: Path,
+    epoch: int,
+    config: ConfigDict,
+    data: TrainingData,
+    embedder: Embedder,
+    params: Any,
+    levels: int,
+) -> Refresh:
+    """Embed, cluster, search; write; return what was written.
+
+    Args:
+      workdir: the run's work directory.
+      epoch: names the refresh, and seeds it together with ``config.seed``.
+      config: a resolved configuration.
+      data: what training reads.
+      embedder: of the model.
+      params: current parameters.
+      levels: of the clusters that are batches; joined batching clusters deeper.
+    """
+    target = workdir / "refresh" / str(epoch)
+    temporary = target.with_name(f"{epoch}.tmp")
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    temporary.mkdir(parents=True)
+    times: dict[str, Any] = {}
+    started = time.perf_counter()
+    rows = data.rows
+    queries = embedder.de(params, data.train_tokens, rows)
+    times["embed_queries"] = _lap(started)
+    if config.batching == "joined":
+        smallest = config.cluster_schedule[0][1]
+        levels = batches.cluster_levels(len(rows), config.batch_size, "joined", smallest)
+    if config.batching != "random":
+        started = time.perf_counter()
+        order, offsets = clustering.balanced_clusters(
+            queries, levels, seed=config.seed + 7919 * epoch
+        )
+        np.save(temporary / "order.npy", order)
+        np.save(temporary / "offsets.npy", offsets)
+        times["cluster"] = _lap(started)
+    else:
+        np.save(temporary / "order.npy", np.arange(len(rows)))
+        np.save(temporary / "offsets.npy", np.array([0, len(rows)]))
+    if config.hard_negatives:
+        times.update(_mine(temporary, config, data, embedder, params, rows, queries))
+    write_json(temporary / "info.json", {"epoch": epoch, **times})
+    if target.exists():
+        shutil.rmtree(target)
+    os.rename(temporary, target)
+    logging.info("refresh before epoch %d: %s", epoch, times)
+    return load(workdir, epoch)
+
+
+def _mine(
+    folder: Path,
+    config: ConfigDict,
+    data: TrainingData,
+    embedder: Embedder,
+    params: Any,
+    rows: np.ndarray,
+    queries: np.ndarray,
+) -> dict[str, Any]:
+    """Hard negatives of all rows, into ``hard_negatives.npy``."""
+    started = time.perf_counter()
+    labels = embedder.de(params, data.label_tokens)
+    times: dict[str, Any] = {"embed_labels": _lap(started)}
+    started = time.perf_counter()
+    kind = choose_index(config.index, len(rows), *labels.shape)
+    found = indexes.Index.build(labels, kind, seed=config.seed)
+    times["index"], times["build"] = kind, _lap(started)
+    started = time.perf_counter()
+    width = config.eta * config.refresh_epochs
+    mined = np.lib.format.open_memmap(
+        folder / "hard_negatives.npy", "w+", np.int32, (data.labels.shape[0], width)
+    )
+    mined[:] = -1
+    filters = data.filters
+    block = 65_536  # rows in memory at once
+    for start in range(0, len(rows), block):
+        part = rows[start : start + block]
+        mined[part] = indexes.mine(
+            queries[start : start + block],
+            found,
+            labels=data.labels[part],
+            filters=None if filters is None else filters[part],
+            width=width,
+        )
+    mined.flush()
+    times["search"] = _lap(started)
+    return times
+
+
+def choose_index(kind: str, num_queries: int, num_labels: int, dim: int) -> str:
+    """Resolve ``auto`` and say what was chosen."""
+    if kind != "auto":
+        return kind
+    accelerator = jax.default_backend() != "cpu"
+    kind, seconds = indexes.choose(num_queries, num_labels, dim, accelerator=accelerator)
+    logging.info(
+        "index: %s for %d queries x %d labels x %d, about %.0f s",
+        kind,
+        num_queries,
+        num_labels,
+        dim,
+        seconds,
+    )
+    return kind
+
+
+def prune(workdir: Path, epoch: int, keep: int = 3) -> None:
+    """Remove refreshes older than the last ``keep``: checkpoints that need them are gone too."""
+    folder = workdir / "refresh"
+    if not folder.is_dir():
+        return
+    old = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and int(p.name) <= epoch)
+    for name in old[:-keep]:
+        shutil.rmtree(folder / str(name))
+
+
+def _lap(started: float) -> float:
+    return round(time.perf_counter() - started, 2)

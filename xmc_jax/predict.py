@@ -1,0 +1,57 @@
+"""Label texts for texts never seen.
+
+python -m xmc_jax.predict --workdir=runs/unidec-wordnet-mini --input=texts.txt --output=out.jsonl
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from absl import app, flags, logging
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Work directory of a run.", required=True)
+_INPUT = flags.DEFINE_string("input", "-", "Texts, one a line; - = standard input.")
+_OUTPUT = flags.DEFINE_string("output", "-", "JSON Lines; - = standard output.")
+_K = flags.DEFINE_integer("k", 10, "Labels a text.", lower_bound=1)
+_HEAD = flags.DEFINE_enum(
+    "head", None, ["de", "clf", "concat"], "Default: concat, or de without one."
+)
+_MIN_SCORE = flags.DEFINE_float("min_score", None, "Leave out labels that score less.")
+_SAME = flags.DEFINE_bool(
+    "exclude_same_text", False, "Leave out the label with the text's own words."
+)
+_EMBEDDINGS = flags.DEFINE_string("embeddings", "", "Write the texts' vectors to this .npy.")
+_NEW_LABELS = flags.DEFINE_string(
+    "new_labels", "", "File of more label texts, ranked by the DE head."
+)
+_INDEX = flags.DEFINE_enum("index", "exact", ["exact", "hnsw", "ivf"], "How labels are searched.")
+
+
+def main(argv: list[str]) -> None:
+    """Parse flags, make one call."""
+    from xmc_jax import predictor
+
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments: {argv[1:]}; flags begin with --")
+    try:
+        loaded = predictor.load(
+            Path(_WORKDIR.value), new_labels=_NEW_LABELS.value or None, kind=_INDEX.value
+        )
+        predictor.predict_file(
+            loaded,
+            _INPUT.value,
+            _OUTPUT.value,
+            k=_K.value,
+            head=_HEAD.value,
+            min_score=_MIN_SCORE.value,
+            exclude_same_text=_SAME.value,
+            embeddings=_EMBEDDINGS.value or None,
+        )
+    except (ValueError, OSError) as error:
+        logging.error("%s", error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    app.run(main)

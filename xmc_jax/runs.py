@@ -1,0 +1,368 @@
+"""Start, continue and open runs: from a configuration or a work directory to objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+from ml_collections import ConfigDict
+
+from xmc_jax import (
+    build,
+    catalog,
+    checkpoints,
+    evaluation,
+    label_pool,
+    metrics,
+    plan,
+    training_data,
+    workdir,
+)
+from xmc_jax.batch_source import BatchSource
+from xmc_jax.data import texts as text_files
+from xmc_jax.data import tokenizer as tokenizers
+from xmc_jax.embedding import Embedder
+from xmc_jax.propensity import inverse_propensity
+from xmc_jax.train_loop import CompiledStep, Run, initial_state, memory_sizes, train
+from xmc_jax.train_state import TrainState
+from xmc_jax.train_step import StepBatch
+
+
+def start(config: ConfigDict, folder: Path) -> dict[str, Any]:
+    """Train as configured, or continue; evaluate the chosen checkpoint on the test rows.
+
+    Args:
+      config: from ``configs/``.
+      folder: the work directory; made if it is not there.
+
+    Returns:
+      The evaluation that is written to ``eval-test-<step>.json`` (of the held-out rows where the
+      data set has no test rows).
+
+    Raises:
+      WorkdirError, PlanError, CheckpointError, TrainingError: with what to do.
+    """
+    given = config.to_dict()
+    meta = workdir.open_run(folder, given)
+    dataset, entry, source = training_data.read_dataset(config)
+    if meta is None:
+        resolved, chosen = plan.resolve(config, dataset)
+        for name, value in chosen.items():
+            logging.info("chosen for this data and device: %s = %s", name, value)
+    else:
+        resolved = ConfigDict(meta["resolved"])
+        _check_digest(folder, meta, dataset.digest, source)
+    texts = Texts(dataset.train.texts, dataset.label_texts)
+    tokenizer = build.tokenizer(resolved, texts, folder / "tokenizer")
+    data = training_data.load(resolved, dataset, entry, tokenizer)
+    encoder, init_encoder = build.encoder(resolved, tokenizer.get_vocab_size())
+    model = build.model(resolved, encoder)
+    run = Run(
+        config=resolved,
+        folder=folder,
+        data=data,
+        model=model,
+        source=BatchSource(resolved, data, build.max_segments(encoder)),
+        embedder=Embedder(model, row_length=resolved.row_length),
+        epochs=resolved.epochs,
+    )
+    params = model.init(jax.random.key(resolved.seed))
+    params["encoder"] = init_encoder(jax.random.key(resolved.seed))
+    if meta is None:
+        meta = _begin(run, params, given, entry, dataset.digest, source)
+    run.epochs = meta["epochs"]
+    step = CompiledStep(run, run.total_steps)
+    restored = checkpoints.restore_latest(
+        folder, jax.eval_shape(lambda: initial_state(run, params, step.optimizer, table=False))
+    )
+    if restored is None:
+        state = initial_state(run, params, step.optimizer)
+    else:
+        state = restored[0]
+        logging.info("continuing %s from step %d of %d", folder, int(state.step), run.total_steps)
+    if int(state.step) < run.total_steps or checkpoints.best_step(folder) is None:
+        state = train(run, state, step)
+    del state
+    return evaluate_run(open_run(folder, run=run), split="test" if data.test else "held_out")
+
+
+class Texts:
+    """Several collections of texts as one that can be read more than once."""
+
+    def __init__(self, *collections: Sequence[str]) -> None:
+        """Keep the collections."""
+        self._collections = collections
+
+    def __iter__(self) -> Iterator[str]:
+        """All texts, one collection after the other."""
+        return itertools.chain(*self._collections)
+
+
+def _begin(
+    run: Run,
+    params: Any,
+    given: dict[str, Any],
+    entry: catalog.Entry,
+    digest: str,
+    source: Path,
+) -> dict[str, Any]:
+    """Say what will be done, check memory, settle the number of epochs, write ``meta.json``."""
+    config, data = run.config, run.data
+    first = next(run.source.ahead(0, 0))[0]
+    trial = CompiledStep(run, max(run.total_steps, 1))
+    state = jax.eval_shape(lambda: initial_state(run, params, trial.optimizer, table=False))
+    sizes = memory_sizes(state, trial.compile(state, first))
+    print(
+        f"{data.dataset.name}: {len(data.rows):,} training rows, {data.num_labels:,} labels, "
+        f"{config.encoder.name} encoder, {run.source.batch_size} queries and "
+        f"{run.source.pool_size} labels a batch, {run.source.steps_per_epoch:,} steps an epoch"
+    )
+    for line in plan.memory(config, sizes):
+        print(line)
+    epochs = config.epochs
+    if config.max_minutes > 0:
+        epochs = min(epochs, _epochs_in_budget(run, params, trial))
+        print(f"epochs: {epochs} in {config.max_minutes:g} minutes")
+    text_files.write_lines(run.folder / "labels", data.dataset.label_texts)
+    meta = {
+        "config": given,
+        "resolved": config.to_dict(),
+        "epochs": epochs,
+        "encoder": build.describe_encoder(run.model.encoder),
+        "num_labels": data.num_labels,
+        "entry": dataclasses.asdict(entry),
+        "data": {"digest": digest, "folder": str(source)},
+        "versions": workdir.versions(),
+        "device": str(jax.devices()[0]),
+    }
+    workdir.write_json(run.folder / "meta.json", meta)
+    return workdir.read_json(run.folder / "meta.json")
+
+
+def _epochs_in_budget(run: Run, params: Any, step: CompiledStep) -> int:
+    """Time some steps and an evaluation's embedding on a throw-away state."""
+    copy = jax.tree.map(lambda x: jax.numpy.array(x, copy=True), params)
+    state = initial_state(run, copy, step.optimizer, table=False)
+    times: list[float] = []
+    for number, (batch, _, _) in enumerate(run.source.ahead(0, 0)):
+        step.compile(state, batch)
+        started = time.perf_counter()
+        state, parts = step(state, batch)
+        jax.block_until_ready(parts)
+        times.append(time.perf_counter() - started)
+        if number == 8:
+            break
+    sample = np.arange(min(4096, data_size := len(run.data.label_tokens)))
+    run.embedder.both(params, run.data.label_tokens, sample)
+    started = time.perf_counter()
+    run.embedder.both(params, run.data.label_tokens, sample)
+    texts = data_size + (len(run.data.held_out.rows) if run.data.held_out else 0)
+    evaluation_seconds = (time.perf_counter() - started) * texts / len(sample)
+    return plan.epochs_in(
+        run.config.max_minutes,
+        step=statistics.median(times),
+        steps_per_epoch=run.source.steps_per_epoch,
+        evaluation=evaluation_seconds,
+        every=min(run.config.eval_epochs, run.config.refresh_epochs),
+    )
+
+
+def _check_digest(folder: Path, meta: dict[str, Any], digest: str, source: Path) -> None:
+    if meta["data"]["digest"] != digest:
+        raise workdir.WorkdirError(
+            f"{source}: the data changed since {folder} was started from {meta['data']['folder']} "
+            f"(digest {digest}, expected {meta['data']['digest']}). Put the old data back, or choose "
+            "another --workdir."
+        )
+
+
+@dataclasses.dataclass
+class OpenRun:
+    """A trained run, opened for evaluation or prediction.
+
+    Attributes:
+      folder: its work directory.
+      meta: ``meta.json``.
+      config: the resolved configuration.
+      step: the checkpoint that was opened.
+      params: parameters.
+      table: classifier table as stored, or None.
+      embedder: of its model.
+      tokenizer: of the run.
+    """
+
+    folder: Path
+    meta: dict[str, Any]
+    config: ConfigDict
+    step: int
+    params: Any
+    table: Any
+    embedder: Embedder
+    tokenizer: Any
+    data: training_data.TrainingData | None = None
+
+    def label_texts(self) -> text_files.LineTexts:
+        """Texts of the labels, by id."""
+        return text_files.LineTexts(self.folder / "labels")
+
+    def load_data(self, data: str = "") -> training_data.TrainingData:
+        """The run's data set; ``data`` says where it is now if it was moved."""
+        if self.data is None:
+            config = self.config.copy_and_resolve_references()
+            config.data = data or config.data
+            dataset, entry, source = training_data.read_dataset(config)
+            _check_digest(self.folder, self.meta, dataset.digest, source)
+            self.data = training_data.load(config, dataset, entry, self.tokenizer)
+        return self.data
+
+
+def open_run(folder: Path, *, step: int | None = None, run: Run | None = None) -> OpenRun:
+    """Open the chosen checkpoint of a work directory (best held-out score, else the last).
+
+    Args:
+      folder: the work directory.
+      step: another checkpoint.
+      run: the run that was just trained, whose data and compiled functions are used again.
+
+    Raises:
+      WorkdirError, CheckpointError: not a work directory, no sound checkpoint.
+    """
+    meta = workdir.read_json(folder / "meta.json")
+    config = ConfigDict(meta["resolved"])
+    step = checkpoints.best_step(folder) if step is None else step
+    if step is None:
+        raise checkpoints.CheckpointError(
+            f"{folder / 'checkpoints'}: no sound checkpoint. Run training on it again."
+        )
+    model = run.model if run else build.model(config, build.restore_encoder(meta["encoder"]))
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    table = None
+    if config.classifier:
+        shape = (meta["num_labels"], model.dim)
+        dtype = label_pool.storage_dtype(config.table.dtype)
+        table = jax.ShapeDtypeStruct(shape, dtype)
+    found = checkpoints.restore_model(folder, step, {"params": params, "table": table})
+    return OpenRun(
+        folder=folder,
+        meta=meta,
+        config=config,
+        step=step,
+        params=found["params"],
+        table=found["table"],
+        embedder=run.embedder if run else Embedder(model, row_length=config.row_length),
+        tokenizer=tokenizers.load_tokenizer(folder / "tokenizer"),
+        data=run.data if run else None,
+    )
+
+
+def evaluate_run(
+    opened: OpenRun,
+    *,
+    split: str = "test",
+    heads: tuple[str, ...] | None = None,
+    kind: str = "exact",
+    ks: tuple[int, ...] = (1, 3, 5),
+    data: str = "",
+    keep: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Evaluate an opened run on a split and write ``eval-<split>-<step>.json``.
+
+    Args:
+      opened: the run.
+      split: ``test`` or ``held_out``.
+      heads: which; default all there are.
+      kind: index: exact, hnsw or ivf.
+      ks: cut-offs.
+      data: where the data set is now, if it was moved.
+      keep: if given, gets ``{head: (ids, scores)}``.
+
+    Raises:
+      ValueError: the data set has no such split.
+    """
+    loaded = opened.load_data(data)
+    rows = {"test": loaded.test, "held_out": loaded.held_out}.get(split)
+    if rows is None:
+        raise ValueError(
+            f"split {split!r}: this run has no such rows; expected 'test' or 'held_out', and the data "
+            "set must have test rows, or config.held_out_share be above 0."
+        )
+    entry = loaded.entry
+    result = evaluation.evaluate(
+        opened.embedder,
+        opened.params,
+        opened.table,
+        loaded.label_tokens,
+        rows,
+        loaded.dataset.train.labels,
+        inverse_propensity(loaded.dataset.train.labels, a=entry.a, b=entry.b),
+        opened.config,
+        heads=heads,
+        ks=ks,
+        kind=kind,
+        keep=keep,
+    )
+    result = {
+        "step": opened.step,
+        "split": split,
+        "index": kind,
+        "rows": len(rows.rows),
+        "propensity": {"a": entry.a, "b": entry.b},
+        **result,
+    }
+    workdir.write_json(opened.folder / f"eval-{split}-{opened.step}.json", result)
+    return json.loads(json.dumps(result))
+
+
+def evaluate_and_save(
+    opened: OpenRun, *, save_predictions: str = "", **options: Any
+) -> tuple[dict[str, Any], list[dict[str, float]]]:
+    """``evaluate_run``, plus score thresholds from held-out rows.
+
+    Args:
+      opened: the run.
+      save_predictions: ``.npz`` file for ``<head>_ids`` and ``<head>_scores``.
+      **options: of ``evaluate_run``.
+
+    Returns:
+      The evaluation, and a table of thresholds of the first head (empty without held-out rows).
+    """
+    keep: dict[str, Any] = {}
+    result = evaluate_run(opened, keep=keep, **options)
+    if save_predictions:
+        arrays = {}
+        for head, (ids, scores) in keep.items():
+            arrays[f"{head}_ids"], arrays[f"{head}_scores"] = ids, scores
+        np.savez(save_predictions, **arrays)
+    held_out = opened.load_data(options.get("data", "")).held_out
+    if held_out is None:
+        return result, []
+    head = next(iter(result["heads"]))
+    labels = evaluation.label_vectors(
+        opened.embedder, opened.params, opened.table, opened.data.label_tokens
+    )
+    ids, scores = evaluation.predict_split(
+        opened.embedder, opened.params, labels, held_out, head, k=100, kind=options["kind"]
+    )
+    return result, metrics.precision_recall_thresholds(
+        scores, ids, held_out.truth, filter_pairs=held_out.filter_pairs
+    )
+
+
+__all__ = [
+    "OpenRun",
+    "StepBatch",
+    "TrainState",
+    "evaluate_and_save",
+    "evaluate_run",
+    "open_run",
+    "start",
+]

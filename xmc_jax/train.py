@@ -1,0 +1,50 @@
+"""Train a model, or continue training it.
+
+python -m xmc_jax.train --config=configs/unidec.py:wordnet-mini
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration, as FILE.py:OPTIONS.")
+_WORKDIR = flags.DEFINE_string("workdir", "", "Work directory; default runs/<config>-<options>.")
+_DATA = flags.DEFINE_string("data", "", "Folder of the data set, or a root that holds it.")
+
+
+def main(argv: list[str]) -> None:
+    """Parse flags, make one call, print the result."""
+    from xmc_jax import report, runs
+    from xmc_jax.train_loop import TrainingError
+
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments: {argv[1:]}; flags begin with --")
+    config = _CONFIG.value
+    if _DATA.value:
+        config.data = _DATA.value
+    folder = Path(_WORKDIR.value or _default_workdir())
+    try:
+        result = runs.start(config, folder)
+    except (ValueError, OSError, TrainingError) as error:
+        logging.error("%s", error)
+        sys.exit(1)
+    print(report.table(result))
+    print(f"work directory: {folder}")
+
+
+def _default_workdir() -> str:
+    """``runs/unidec-wordnet-mini`` for ``--config=configs/unidec.py:wordnet-mini``."""
+    path, _, options = config_flags.get_config_filename(flags.FLAGS["config"]), "", ""
+    given = next((a for a in sys.argv if a.startswith("--config=")), "")
+    options = given.split(":", 1)[1] if ":" in given else ""
+    clean = "".join(c if c.isalnum() or c in ".=-_" else "-" for c in options)
+    return str(Path("runs") / "-".join(filter(None, [Path(path).stem, clean])))
+
+
+if __name__ == "__main__":
+    flags.mark_flag_as_required("config")
+    app.run(main)

@@ -1,0 +1,380 @@
+"""The training loop: evaluate, save, draw the next batch, step, log."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from xmc_jax import build, checkpoints, evaluation, label_pool, mining, workdir
+from xmc_jax.batch_source import BatchSource
+from xmc_jax.embedding import Embedder
+from xmc_jax.propensity import inverse_propensity
+from xmc_jax.train_state import TrainState, make_optimizer, new_state, num_bytes, warmup_cosine
+from xmc_jax.train_step import StepBatch, make_train_step
+from xmc_jax.training_data import TrainingData
+
+CHOSEN_BY = "P@5"  # of held-out rows, best head, filtered
+SAVE_SECONDS = 600  # between checkpoints within an epoch
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on."""
+
+
+class Interrupted(SystemExit):
+    """A signal asked for the end; the state was saved."""
+
+
+@dataclasses.dataclass
+class Run:
+    """What the loop works with; made once by ``xmc_jax.runs.start``."""
+
+    config: ConfigDict
+    folder: Path
+    data: TrainingData
+    model: Any
+    source: BatchSource
+    embedder: Embedder
+    epochs: int
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.epochs * self.source.steps_per_epoch
+
+
+class CompiledStep:
+    """The step, compiled once for each number of packed rows; the shapes are counted."""
+
+    def __init__(self, run: Run, total_steps: int) -> None:
+        """Build the jitted step with the run's schedule."""
+        config = run.config
+        self.factor = warmup_cosine(total_steps, round(config.lr.warmup * total_steps))
+        self.optimizer = make_optimizer(
+            self.factor,
+            encoder_rate=config.lr.encoder,
+            head_rate=config.lr.heads,
+            weight_decay=config.lr.weight_decay,
+            clip_norm=config.lr.clip_norm,
+        )
+        self._jitted = make_train_step(
+            run.model,
+            build.objective(config),
+            self.optimizer,
+            self.factor,
+            table_rate=config.lr.table,
+            seed=config.seed,
+        )
+        self.compiled: dict[tuple[int, ...], Any] = {}
+
+    def compile(self, state: TrainState, batch: StepBatch) -> Any:
+        """The executable for the batch's shape."""
+        shape = batch.tokens.ids.shape
+        if shape not in self.compiled:
+            started = time.perf_counter()
+            self.compiled[shape] = self._jitted.lower(state, batch).compile()
+            logging.info(
+                "compiled the step for %d rows in %.1f s (shape %d)",
+                shape[0],
+                time.perf_counter() - started,
+                len(self.compiled),
+            )
+        return self.compiled[shape]
+
+    def __call__(self, state: TrainState, batch: StepBatch) -> tuple[TrainState, dict[str, Any]]:
+        """One step; the state is donated."""
+        return self.compile(state, batch)(state, batch)
+
+
+class Stopper:
+    """Turns SIGTERM and Ctrl-C into a request that the loop reads between steps."""
+
+    def __enter__(self) -> Stopper:
+        """Install the handlers."""
+        self.signal = 0
+        self._before = {s: signal.signal(s, self._ask) for s in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Put the old handlers back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: object) -> None:
+        if self.signal:  # a second Ctrl-C does not wait
+            raise KeyboardInterrupt
+        self.signal = number
+
+
+def initial_state(run: Run, params: Any, optimizer: Any, *, table: bool = True) -> TrainState:
+    """Step 0; the classifier table starts from DE label embeddings or noise.
+
+    Args:
+      run: the run.
+      params: first parameters of the model.
+      optimizer: of the parameters.
+      table: False leaves the table at zero (to measure a step before the real start).
+    """
+    config = run.config
+    if not config.classifier:
+        return new_state(params, optimizer)
+    shape = (run.data.num_labels, run.model.dim)
+    if not table:
+        rows = jax.numpy.zeros(shape, jax.numpy.float32)
+    elif config.table.init == "labels":
+        rows = run.embedder.de(params, run.data.label_tokens)
+        rows *= config.table.scale
+    elif config.table.init == "normal":
+        key = jax.random.fold_in(jax.random.key(config.seed), 1)
+        rows = config.table.scale * jax.random.normal(key, shape)
+    else:
+        raise ValueError(
+            f"config.table.init = {config.table.init!r}: expected 'labels' or 'normal'."
+        )
+    return new_state(params, optimizer, label_pool.to_storage(rows, config.table.dtype))
+
+
+def memory_sizes(state: TrainState, compiled: Any) -> dict[str, int]:
+    """Bytes of the parts that ``plan.memory`` states."""
+    analysis = compiled.memory_analysis()
+    table_state = state.table_state
+    return {
+        "parameters": num_bytes((state.params, state.opt_state)),
+        "table": num_bytes(state.table),
+        "moments": num_bytes(table_state),
+        "activations": int(getattr(analysis, "temp_size_in_bytes", 0)),
+    }
+
+
+def held_out_score(run: Run, state: TrainState) -> tuple[float, dict[str, float]] | None:
+    """Score by which the checkpoint is chosen, and the metrics behind it."""
+    split = run.data.held_out
+    if split is None:
+        return None
+    weights = _inverse_propensity(run.data)
+    labels = evaluation.label_vectors(
+        run.embedder, state.params, state.table, run.data.label_tokens
+    )
+    head = labels.heads[0]
+    ids, _ = evaluation.predict_split(
+        run.embedder,
+        state.params,
+        labels,
+        split,
+        head,
+        k=evaluation.depth(split, (1, 3, 5)),
+        kind="auto",
+        seed=run.config.seed,
+    )
+    found = evaluation.report(ids, split, weights, (1, 3, 5))["filtered"]
+    return found[CHOSEN_BY], found
+
+
+def _inverse_propensity(data: TrainingData) -> np.ndarray:
+    return inverse_propensity(data.dataset.train.labels, a=data.entry.a, b=data.entry.b)
+
+
+def train(run: Run, state: TrainState, step: CompiledStep) -> TrainState:
+    """Train from ``state`` to the end.
+
+    Args:
+      run: what to train on.
+      state: where to begin (a fresh state, or a restored one).
+      step: the compiled step.
+
+    Returns:
+      The last state; checkpoints lie in the work directory.
+
+    Raises:
+      TrainingError: the loss is not finite.
+      Interrupted: SIGTERM or Ctrl-C; the state was saved first.
+    """
+    done = int(state.step)
+    log = workdir.MetricsLog(run.folder, done)
+    per_epoch = run.source.steps_per_epoch
+    bar = tqdm(total=run.total_steps, initial=done, desc="training", unit=" steps")
+    with Stopper() as stopper, bar:
+        loop = _Loop(run, step, log, bar, stopper)
+        if checkpoints.info(run.folder, done).get("evaluated"):
+            loop.saved_step = done  # killed after that save: do not evaluate and log it twice
+        for epoch in range(done // per_epoch, run.epochs):
+            first = int(state.step) - epoch * per_epoch
+            if first == 0:
+                state = loop.between_epochs(state, epoch)
+            else:
+                loop.use_refresh(state, epoch)
+            state = loop.epoch(state, epoch, first)
+        loop.evaluate_and_save(state, run.epochs)
+    logging.info("%d shapes of the step were compiled", len(step.compiled))
+    log.close()
+    return state
+
+
+class _Loop:
+    """The state of the loop that is not the model's: what was logged, what waits to be read."""
+
+    def __init__(self, run: Run, step: CompiledStep, log: Any, bar: Any, stopper: Stopper) -> None:
+        self.run, self.step, self.log, self.bar, self.stopper = run, step, log, bar, stopper
+        self.waiting: collections.deque[tuple[int, dict[str, Any], dict[str, float]]] = (
+            collections.deque()
+        )
+        self.saved_at = time.monotonic()
+        self.saved_step = -1
+
+    def between_epochs(self, state: TrainState, epoch: int) -> TrainState:
+        """Evaluate and save where due, then refresh where due."""
+        config = self.run.config
+        refresh_due = mining.due(config, epoch) == epoch
+        if epoch and epoch % config.eval_epochs == 0:
+            self.evaluate_and_save(state, epoch)
+        elif epoch and refresh_due:
+            self.save(state, epoch)  # a killed refresh begins again from here
+        self.use_refresh(state, epoch)
+        return state
+
+    def use_refresh(self, state: TrainState, epoch: int) -> None:
+        """Hand the batch source the refresh that serves an epoch, making it if it is due now."""
+        run = self.run
+        due = mining.due(run.config, epoch)
+        if due is None:
+            run.source.use(None)
+            return
+        found = mining.load(run.folder, due)
+        if found is None:
+            if due != epoch:
+                raise TrainingError(
+                    f"{run.folder / 'refresh' / str(due)} is missing: epoch {epoch} cannot be resumed "
+                    "exactly. Remove the newest checkpoints to go back before that refresh."
+                )
+            found = mining.refresh(
+                run.folder,
+                epoch,
+                run.config,
+                run.data,
+                run.embedder,
+                state.params,
+                run.source.levels,
+            )
+        mining.prune(run.folder, due)
+        run.source.use(found)
+
+    def evaluate_and_save(self, state: TrainState, epoch: int) -> None:
+        """Held-out metrics, a checkpoint with the score, and no more checkpoints than needed."""
+        self.read_all(epoch - 1)
+        if self.saved_step == int(state.step):
+            return
+        started = time.perf_counter()
+        found = held_out_score(self.run, state)
+        score = None
+        if found is not None:
+            score, metrics = found
+            seconds = round(time.perf_counter() - started, 2)
+            self.log.write(int(state.step), epoch=epoch, held_out=metrics, seconds=seconds)
+            tqdm.write(
+                f"epoch {epoch}: held-out "
+                + "  ".join(
+                    f"{name} {value:.2f}" for name, value in metrics.items() if "P@" in name
+                )
+            )
+        self.save(state, epoch, score, evaluated=True)
+
+    def save(
+        self, state: TrainState, epoch: int, score: float | None = None, *, evaluated: bool = False
+    ) -> None:
+        """Write a checkpoint and remove what is no longer needed."""
+        self.read_all(epoch)
+        facts = {"epoch": epoch, "held_out": score, "evaluated": evaluated}
+        checkpoints.save(self.run.folder, state, facts)
+        checkpoints.prune(self.run.folder)
+        self.saved_at, self.saved_step = time.monotonic(), int(state.step)
+
+    def epoch(self, state: TrainState, epoch: int, first: int) -> TrainState:
+        """All steps of an epoch from ``first`` on."""
+        seen = np.zeros(self.run.data.num_labels, bool)
+        sums: collections.Counter[str] = collections.Counter()
+        steps, started = 0, time.perf_counter()
+        for batch, stats, labels in self.run.source.ahead(epoch, first):
+            state, parts = self.step(state, batch)
+            self.waiting.append(
+                (epoch * self.run.source.steps_per_epoch + first + steps + 1, parts)
+            )
+            steps += 1
+            seen[labels[labels >= 0]] = True
+            sums.update(stats)
+            self.bar.update()
+            if len(self.waiting) > 1:
+                self.read_one(epoch, sums["tokens"] / (time.perf_counter() - started))
+            self._stop_or_save(state, epoch)
+        self.read_all(epoch)
+        seconds = time.perf_counter() - started
+        pool = {name: value / max(steps, 1) for name, value in sums.items()}
+        self.log.write(
+            int(state.step),
+            epoch=epoch,
+            epoch_steps=steps,
+            pool=pool,
+            labels_seen=int(seen.sum()),
+            seconds=round(seconds, 2),
+            tokens_per_second=round(sums["tokens"] / seconds),
+            queries_per_second=round(steps * self.run.source.batch_size / seconds),
+        )
+        return state
+
+    def read_all(self, epoch: int) -> None:
+        """Wait for all steps and check their losses: nothing that is NaN is ever saved."""
+        while self.waiting:
+            self.read_one(epoch)
+
+    def read_one(self, epoch: int, tokens_per_second: float = 0.0) -> None:
+        """Read the oldest step's losses; they are on their way while the next step runs."""
+        number, parts, stats = self.waiting.popleft()
+        values = {name: float(value) for name, value in parts.items()}
+        if not math.isfinite(values["loss"]) or not math.isfinite(values["gradient_norm"]):
+            last = checkpoints.steps(self.run.folder)
+            raise TrainingError(
+                f"step {number} (epoch {epoch}): loss {values['loss']}, gradient norm "
+                f"{values['gradient_norm']}. Training stopped; the last good checkpoint is that of "
+                f"step {last[-1] if last else 'none'} in {self.run.folder / 'checkpoints'}. Lower the "
+                "learning rates (config.lr) or set config.lr.clip_norm=1, in a new --workdir."
+            )
+        self.bar.set_postfix_str(
+            f"loss {values['loss']:.3f}"
+            + (
+                f" de {values['loss_de']:.3f} clf {values['loss_clf']:.3f}"
+                if "loss_clf" in values
+                else ""
+            )
+            + (f", {tokens_per_second / 1e3:.1f} K tokens/s" if tokens_per_second else ""),
+            refresh=False,
+        )
+        if number % self.run.config.log_steps == 0 or number == 1:
+            rate = float(self.step.factor(number - 1))
+            rates = {
+                "encoder": rate * self.run.config.lr.encoder,
+                "heads": rate * self.run.config.lr.heads,
+                "table": rate * self.run.config.lr.table,
+            }
+            self.log.write(number, epoch=epoch, **values, lr=rates, pool=stats)
+
+    def _stop_or_save(self, state: TrainState, epoch: int) -> None:
+        if self.stopper.signal:
+            self.save(state, epoch)
+            name = signal.Signals(self.stopper.signal).name
+            tqdm.write(
+                f"{name}: saved step {int(state.step)} in {self.run.folder}. Run the same command "
+                "again to continue."
+            )
+            raise Interrupted(128 + self.stopper.signal)
+        if time.monotonic() - self.saved_at > SAVE_SECONDS:
+            self.save(state, epoch)

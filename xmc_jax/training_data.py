@@ -1,0 +1,166 @@
+"""A data set as a run reads it: tokens, training labels without held-out rows, filters."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import logging
+from ml_collections import ConfigDict
+from scipy.sparse import csr_matrix
+
+from xmc_jax import catalog
+from xmc_jax.data import corpus, formats, splits
+from xmc_jax.data.corpus import TokenStore
+from xmc_jax.data.dataset import Dataset, filter_matrix
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationSplit:
+    """Rows to be evaluated: ``rows`` of ``tokens``, their truth, and pairs to ignore."""
+
+    tokens: TokenStore
+    rows: np.ndarray
+    truth: csr_matrix
+    filter_pairs: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingData:
+    """What training and evaluation read.
+
+    Attributes:
+      dataset: texts and original matrices; propensities come from ``dataset.train.labels``.
+      entry: catalog facts, or the defaults of own data.
+      train_tokens: of all training texts, held-out ones included.
+      label_tokens: of the label texts.
+      labels: ``[N, L]``, held-out rows emptied and pairs that would answer them removed.
+      filters: ``[N, L]`` boolean, or None where there are none (or they are not to be masked).
+      held_out: the rows that choose the checkpoint, or None.
+      test: the test rows, or None where the data set has none.
+    """
+
+    dataset: Dataset
+    entry: catalog.Entry
+    train_tokens: TokenStore
+    label_tokens: TokenStore
+    labels: csr_matrix
+    filters: csr_matrix | None
+    held_out: EvaluationSplit | None
+    test: EvaluationSplit | None
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Training rows that have a label."""
+        return np.flatnonzero(np.diff(self.labels.indptr) > 0)
+
+    @property
+    def num_labels(self) -> int:
+        """L."""
+        return self.labels.shape[1]
+
+
+def cache_folder() -> Path:
+    """``$XMC_CACHE``, else a folder of the user's cache: canonical data sets and token stores."""
+    root = os.environ.get("XMC_CACHE")
+    return Path(root) if root else Path.home() / ".cache" / "xmc_jax"
+
+
+def read_dataset(config: ConfigDict) -> tuple[Dataset, catalog.Entry, Path]:
+    """Find and read the data set of a configuration.
+
+    Returns:
+      The data set, its catalog entry, and the folder or file it came from.
+    """
+    entry = catalog.find(config.dataset)
+    text = entry.text if entry else "title"
+    source = formats.find_folder(config.dataset, config.data or None)
+    folder = formats.ensure_canonical(source, text=text, cache_root=cache_folder() / "datasets")
+    dataset = formats.load(folder, text=text)
+    if entry is None:
+        entry = catalog.default_entry(
+            dataset.name, *dataset.train.labels.shape, len(dataset.test.texts), config.max_length
+        )
+    return dataset, entry, source
+
+
+def load(
+    config: ConfigDict, dataset: Dataset, entry: catalog.Entry, tokenizer: Any
+) -> TrainingData:
+    """Tokenise and hold out.
+
+    Args:
+      config: a resolved configuration.
+      dataset: texts and matrices.
+      entry: its catalog facts.
+      tokenizer: of the run.
+
+    Raises:
+      ValueError: no training row has a label.
+    """
+    train, test = dataset.train, dataset.test
+    store = functools.partial(token_store, config, tokenizer)
+    train_tokens, label_tokens = store(train.texts), store(dataset.label_texts)
+    labels, held_out = hold_out(config, dataset, train_tokens)
+    filters = None
+    if len(train.filter_pairs) and config.mask_filter_pairs:
+        filters = filter_matrix(train.filter_pairs, train.labels.shape)
+    test_split = None
+    if len(test.texts):
+        rows = np.arange(len(test.texts))
+        test_split = EvaluationSplit(store(test.texts), rows, test.labels, test.filter_pairs)
+    if not labels.nnz:
+        raise ValueError(
+            f"{dataset.name}: no training row has a label; nothing can be learned from it."
+        )
+    return TrainingData(
+        dataset, entry, train_tokens, label_tokens, labels, filters, held_out, test_split
+    )
+
+
+def token_store(config: ConfigDict, tokenizer: Any, texts: Sequence[str]) -> TokenStore:
+    """Token ids of texts, from the cache or made once."""
+    return corpus.tokenize(
+        texts,
+        tokenizer,
+        max_length=config.max_length,
+        folder=cache_folder() / "tokens",
+        special_tokens=config.encoder.name != "bag",
+    )
+
+
+def hold_out(
+    config: ConfigDict, dataset: Dataset, train_tokens: TokenStore
+) -> tuple[csr_matrix, EvaluationSplit | None]:
+    """Training labels with the held-out rows emptied, and those rows (DESIGN: Numbers)."""
+    train = dataset.train
+    if config.held_out_share <= 0:
+        return train.labels, None
+    kept, held_out = splits.hold_out(
+        train,
+        dataset.label_texts,
+        share=config.held_out_share,
+        max_rows=config.held_out_rows,
+        seed=config.seed,
+    )
+    if not len(held_out):
+        return train.labels, None
+    labels = scatter_rows(kept.labels, kept.rows, train.labels.shape[0])
+    removed = train.labels.nnz - labels.nnz - held_out.labels.nnz
+    logging.info("held out: %d rows; %d reverse pairs left training", len(held_out), removed)
+    return labels, EvaluationSplit(
+        train_tokens, held_out.rows, held_out.labels, held_out.filter_pairs
+    )
+
+
+def scatter_rows(matrix: csr_matrix, rows: np.ndarray, num_rows: int) -> csr_matrix:
+    """A matrix of ``num_rows`` rows whose ``rows`` (ascending) are those given, the others empty."""
+    sizes = np.zeros(num_rows, np.int64)
+    sizes[rows] = np.diff(matrix.indptr)
+    indptr = np.concatenate([[0], np.cumsum(sizes)])
+    return csr_matrix((matrix.data, matrix.indices, indptr), shape=(num_rows, matrix.shape[1]))
