@@ -1,0 +1,101 @@
+"""Opening data files: one kind of error, compressed or not, utf-8 with a latin-1 second try."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from absl import logging
+
+_Result = TypeVar("_Result")
+_BLOCK_BYTES = 1 << 24
+_BROKEN = (EOFError, gzip.BadGzipFile, zlib.error)
+
+
+class DataError(ValueError):
+    """A data file is missing, broken, or does not fit the others."""
+
+
+def problem(path: Path, line: int | None, found: str, expected: str, advice: str) -> DataError:
+    """Returns the error that names file, line, what was found, what was expected, what to do."""
+    where = str(path) if line is None else f"{path}, line {line}"
+    return DataError(f"{where}: found {found}; expected {expected}. {advice}")
+
+
+def listed(numbers: list[int]) -> str:
+    """Returns the first few of a list of line numbers, for a message."""
+    return ", ".join(str(number) for number in numbers[:5]) + (", ..." if len(numbers) > 5 else "")
+
+
+def open_binary(path: Path) -> BinaryIO:
+    """Opens a file for reading, through gzip where its first bytes say so."""
+    file = open(path, "rb")
+    compressed = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    return gzip.GzipFile(fileobj=file) if compressed else file
+
+
+def _truncated(path: Path, line: int | None, error: Exception) -> DataError:
+    return problem(
+        path,
+        line,
+        f"a broken compressed file ({error})",
+        "a complete gzip file",
+        "Download it again, or compress it again.",
+    )
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    """Yields the lines of a file without their ends; only ``\\n`` and ``\\r\\n`` end a line.
+
+    Raises:
+      DataError: a truncated or broken gzip file, with the line up to which it could be read.
+    """
+    number = 0
+    with open_binary(path) as file:
+        try:
+            for line in file:
+                number += 1
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                yield line.removesuffix(b"\n").removesuffix(b"\r")
+        except _BROKEN as error:
+            raise _truncated(path, number + 1, error) from error
+
+
+def line_blocks(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields (number of the first line, block of whole lines); the last line gets its end."""
+    number, rest = 1, b""
+    with open_binary(path) as file:
+        while True:
+            try:
+                block = file.read(_BLOCK_BYTES)
+            except _BROKEN as error:
+                raise _truncated(path, number, error) from error
+            if not block:
+                break
+            cut = block.rfind(b"\n") + 1
+            if cut == 0:
+                rest += block
+                continue
+            whole, rest = rest + block[:cut], block[cut:]
+            yield number, whole
+            number += whole.count(b"\n")
+    if rest:
+        yield number, rest + b"\n"
+
+
+def with_encodings(path: Path, read: Callable[[str], _Result]) -> tuple[_Result, list[str]]:
+    """Returns ``read("utf-8")``, or, where that meets bytes that are not, ``read("latin-1")``.
+
+    Files written by tools that use latin-1 throughout are common. The second value holds a note
+    where the second try was needed.
+    """
+    logging.info("reading %s", path)
+    try:
+        return read("utf-8"), []
+    except UnicodeDecodeError:
+        return read("latin-1"), [f"{path.name}: not utf-8, read as latin-1"]

@@ -1,0 +1,154 @@
+"""Held-out rows and train/test splits from which answers cannot be read backwards."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from xmc_jax.data.dataset import Split
+
+_ROW_BLOCK = 1 << 18
+
+
+def hold_out(
+    split: Split,
+    label_texts: Sequence[str],
+    *,
+    share: float = 0.05,
+    max_rows: int = 10_000,
+    seed: int,
+) -> tuple[Split, Split]:
+    """Draws ``min(share * n, max_rows)`` rows with labels and removes reverse pairs from the rest.
+
+    Where held-out x has label y, while the training row with y's text lists a label with x's text,
+    that pair leaves training. Texts are compared after ``strip().casefold()``.
+
+    Args:
+      split: ``n`` points.
+      label_texts: ``L`` texts.
+      share: share of all rows, in [0, 1); 0 = none.
+      max_rows: at most so many rows.
+      seed: same seed, same rows.
+
+    Returns:
+      (training, held-out) splits; their ``rows`` are the numbers the rows had in ``split``.
+
+    Raises:
+      ValueError: share or max_rows out of range.
+    """
+    if not 0 <= share < 1:
+        raise ValueError(
+            f"share: found {share}; expected 0 <= share < 1, the part that is held out."
+        )
+    if max_rows < 0:
+        raise ValueError(f"max_rows: found {max_rows}; expected 0 or more.")
+    candidates = np.flatnonzero(np.diff(split.labels.indptr) > 0)
+    # One row with labels stays in training at least.
+    wanted = min(round(share * len(split)), max_rows, max(len(candidates) - 1, 0))
+    rng = np.random.default_rng(seed)
+    drawn = np.sort(rng.choice(candidates, size=wanted, replace=False))
+    rest = np.ones(len(split), dtype=bool)
+    rest[drawn] = False
+    train, held_out = split.take(np.flatnonzero(rest)), split.take(drawn)
+    return remove_reverse_pairs(train, held_out, label_texts), held_out
+
+
+def split_rows(
+    split: Split, label_texts: Sequence[str], *, share: float = 0.2, seed: int
+) -> tuple[Split, Split]:
+    """Splits the rows of one file into (train, test) by the rule of `hold_out`, without a cap."""
+    return hold_out(split, label_texts, share=share, max_rows=len(split), seed=seed)
+
+
+def remove_reverse_pairs(train: Split, other: Split, label_texts: Sequence[str]) -> Split:
+    """Returns ``train`` without the pairs that give away answers of ``other``."""
+    if len(other) == 0:
+        return train
+    positions, _ = reverse_pairs(train, other, label_texts)
+    if len(positions) == 0:
+        return train
+    labels = train.labels.copy()
+    labels.data[positions] = 0
+    labels.eliminate_zeros()
+    return Split(train.texts, labels, train.filter_pairs, train.rows)
+
+
+def reverse_pairs(
+    train: Split, other: Split, label_texts: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finds pairs (t, z) of ``train`` and (x, y) of ``other`` with t = y and z = x, as texts.
+
+    Returns:
+      places of those pairs among the stored values of ``train.labels`` and ``other.labels``:
+      int64, sorted.
+    """
+    train_codes, other_codes, label_codes = text_codes(train.texts, other.texts, label_texts)
+    num_codes = 1 + max(
+        int(codes.max(initial=0)) for codes in (train_codes, other_codes, label_codes)
+    )
+    # Only rows whose text is also a label text can take part.
+    is_label = np.zeros(num_codes, dtype=bool)
+    is_label[label_codes] = True
+    places, source, target = _pairs(other.labels, is_label[other_codes], other_codes, label_codes)
+    is_target, is_source = np.zeros(num_codes, dtype=bool), np.zeros(num_codes, dtype=bool)
+    is_target[target], is_source[source] = True, True
+    train_places, train_source, train_target = _pairs(
+        train.labels, is_target[train_codes], train_codes, label_codes, is_source
+    )
+    forward = train_source * num_codes + train_target
+    backward = target * num_codes + source
+    return (
+        train_places[np.isin(forward, backward)],
+        places[np.isin(backward, forward)],
+    )
+
+
+def _pairs(
+    labels: csr_matrix,
+    wanted_rows: np.ndarray,
+    row_codes: np.ndarray,
+    label_codes: np.ndarray,
+    wanted_codes: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns (place, code of the row's text, code of the label's text) of the wanted entries."""
+    places, sources, targets = [], [], []
+    for start in range(0, labels.shape[0], _ROW_BLOCK):
+        bounds = np.asarray(labels.indptr[start : start + _ROW_BLOCK + 1], dtype=np.int64)
+        rows = np.repeat(np.arange(start, start + len(bounds) - 1), np.diff(bounds))
+        codes = label_codes[labels.indices[bounds[0] : bounds[-1]]]
+        wanted = wanted_rows[rows]
+        if wanted_codes is not None:
+            wanted &= wanted_codes[codes]
+        kept = np.flatnonzero(wanted)
+        places.append(bounds[0] + kept)
+        sources.append(row_codes[rows[kept]])
+        targets.append(codes[kept])
+    none = np.zeros(0, dtype=np.int64)
+    return tuple(np.concatenate([*values, none]) for values in (places, sources, targets))
+
+
+def text_codes(*groups: Sequence[str]) -> tuple[np.ndarray, ...]:
+    """Numbers the texts of several sequences so that equal numbers mean equal texts.
+
+    Equal means equal after ``strip().casefold()``; texts are compared by 64-bit digests, whose
+    chance to clash among ten million texts is below 1e-5.
+
+    Returns:
+      one int64 array a sequence; numbers count from 0 without gaps.
+    """
+    hashes = [_hashes(texts) for texts in groups]
+    _, codes = np.unique(np.concatenate(hashes), return_inverse=True)
+    cuts = np.cumsum([len(values) for values in hashes])[:-1]
+    return tuple(np.split(codes.astype(np.int64), cuts))
+
+
+def _hashes(texts: Sequence[str]) -> np.ndarray:
+    blake2b = hashlib.blake2b
+    digests = b"".join(
+        blake2b(text.strip().casefold().encode("utf-8", "replace"), digest_size=8).digest()
+        for text in texts
+    )
+    return np.frombuffer(digests, dtype=np.uint64)
