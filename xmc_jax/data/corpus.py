@@ -120,6 +120,7 @@ def tokenize(
     Raises:
       ValueError: a text that is no valid string (its row is named), ``max_length`` without room for
         the special tokens, a slow tokenizer.
+      OSError: the disk is full or read-only; nothing half-written is left.
     """
     backend = _prepare(tokenizer, max_length, special_tokens)
     settings = (
@@ -145,7 +146,10 @@ def tokenize(
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return _open(path)
+    store = _open(path)
+    if store is None:
+        raise OSError(f"token store {path} does not read back as it was written: check the disk")
+    return store
 
 
 def encode(
@@ -257,11 +261,11 @@ def _write(folder: Path, blocks: Iterable[tuple[np.ndarray, np.ndarray]], num_te
             offsets[done + 1 : done + 1 + len(lengths)] = lengths
             done += len(lengths)
             checksum = zlib.crc32(ids, checksum)
-            ids.tofile(file)
+            file.write(ids)  # Not tofile, which may miss that the disk is full.
     if done != num_texts:
         raise ValueError(f"len(texts) is {num_texts}, but {done} texts were read")
     np.cumsum(offsets, out=offsets)
-    offsets.tofile(folder / "offsets.bin")
+    (folder / "offsets.bin").write_bytes(offsets)
     meta = {
         "num_texts": num_texts,
         "num_tokens": int(offsets[-1]),
