@@ -172,7 +172,7 @@ def make_train_step(
                 row_gradients,
                 learning_rate=table_rate * factor(state.step),
             )
-        parts["gradient_norm"] = optax.global_norm(gradients)
+        parts["gradient_norm"] = optax.tree.norm(gradients)
         new = TrainState(
             step=state.step + 1,
             params=optax.apply_updates(state.params, updates),
