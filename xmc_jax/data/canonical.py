@@ -44,13 +44,14 @@ def save(dataset: Dataset, folder: str | os.PathLike[str], *, recipe: str | None
     folder = Path(folder)
     if (folder / DESCRIPTION).is_file() and read_description(folder)["digest"] == dataset.digest:
         return
-    _check_free(folder)
+    check_free(folder)
     with temporary_folder(folder) as temporary:
         write_into(dataset, temporary, recipe)
         os.replace(temporary, folder)
 
 
-def _check_free(folder: Path) -> None:
+def check_free(folder: Path) -> None:
+    """Raises `DataError` unless the folder does not exist or is empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(
             f"{folder}: found something there already; expected a new or empty folder (or one that "

@@ -85,25 +85,31 @@ def reverse_pairs(
       places of those pairs among the stored values of ``train.labels`` and ``other.labels``:
       int64, sorted.
     """
-    train_codes, other_codes, label_codes = text_codes(train.texts, other.texts, label_texts)
-    num_codes = 1 + max(
-        int(codes.max(initial=0)) for codes in (train_codes, other_codes, label_codes)
-    )
+    codes = text_codes(train.texts, other.texts, label_texts)
+    return reverse_pairs_by_code(train.labels, other.labels, *codes)
+
+
+def reverse_pairs_by_code(
+    train_labels: csr_matrix,
+    other_labels: csr_matrix,
+    train_codes: np.ndarray,
+    other_codes: np.ndarray,
+    label_codes: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same, texts given by their `text_codes`."""
+    num_codes = 1 + max(int(c.max(initial=0)) for c in (train_codes, other_codes, label_codes))
     # Only rows whose text is also a label text can take part.
     is_label = np.zeros(num_codes, dtype=bool)
     is_label[label_codes] = True
-    places, source, target = _pairs(other.labels, is_label[other_codes], other_codes, label_codes)
+    places, source, target = _pairs(other_labels, is_label[other_codes], other_codes, label_codes)
     is_target, is_source = np.zeros(num_codes, dtype=bool), np.zeros(num_codes, dtype=bool)
     is_target[target], is_source[source] = True, True
     train_places, train_source, train_target = _pairs(
-        train.labels, is_target[train_codes], train_codes, label_codes, is_source
+        train_labels, is_target[train_codes], train_codes, label_codes, is_source
     )
     forward = train_source * num_codes + train_target
     backward = target * num_codes + source
-    return (
-        train_places[np.isin(forward, backward)],
-        places[np.isin(backward, forward)],
-    )
+    return train_places[np.isin(forward, backward)], places[np.isin(backward, forward)]
 
 
 def _pairs(

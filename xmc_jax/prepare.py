@@ -1,0 +1,34 @@
+"""Check a data set, see what it is made of, and write the form that training reads fastest.
+
+python -m xmc_jax.prepare --input=PATH --output=DIR
+"""
+
+from __future__ import annotations
+
+import sys
+
+from absl import app, flags, logging
+
+_INPUT = flags.DEFINE_string("input", None, "Folder, one .jsonl/.tsv/.csv file, or catalog name.")
+_OUTPUT = flags.DEFINE_string("output", "", "New folder for the canonical form; '' = only check.")
+_TEXT = flags.DEFINE_enum(
+    "text", "", ["", "title", "title+content"], "What a text is made of; '' = as the catalog says."
+)
+
+
+def main(argv: list[str]) -> None:
+    """Parse flags, make one call, print the report."""
+    from xmc_jax.data import summary
+
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments: {argv[1:]}; flags begin with --")
+    try:
+        print(summary.prepare(_INPUT.value, _OUTPUT.value, text=_TEXT.value))
+    except (ValueError, OSError) as error:
+        logging.error("%s", error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    flags.mark_flag_as_required("input")
+    app.run(main)
