@@ -1,0 +1,134 @@
+"""The report on a data set, and the binary as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_matrix
+
+from xmc_jax import catalog
+from xmc_jax.data import formats, summary
+from xmc_jax.data.dataset import Split, make_dataset
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*arguments, **environment):
+    """Starts the binary."""
+    return subprocess.run(
+        [sys.executable, "-m", "xmc_jax.prepare", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+    )
+
+
+def split_of(texts, rows, num_labels, pairs=()):
+    labels = np.zeros((len(rows), num_labels), np.float32)
+    for row, ids in enumerate(rows):
+        labels[row, ids] = 1
+    return Split(texts, csr_matrix(labels), np.array(pairs, dtype=np.int64).reshape(-1, 2))
+
+
+@pytest.fixture
+def small():
+    """Training lists (b: a), test asks (A : b); one filter pair hits a positive."""
+    train = split_of(["b", "x y z", "q"], [[0, 2], [], [2]], 4, [[0, 1], [2, 2]])
+    test = split_of(["A ", "w"], [[1, 3], [2]], 4)
+    return make_dataset("small", train, test, ["a", "b", "c c c", "B"], ["a note"])
+
+
+def test_describe(small):
+    report = "\n".join(summary.describe(small))
+    for part in (
+        "training rows 3   test rows 2   labels 4",
+        "1.00, at most 2, none in 1 rows (training), 1.50, at most 2, none in 0 rows (test)",
+        "points a label: 0.75 (training); tail labels (5 points or fewer): 100.0 %",
+        "without any: 50.0 %",
+        "words a text: 1.67 (training), 1.00 (test), 1.50 (labels)",
+        "filter pairs, training: 2, of which positives: 1",
+        "filter pairs, test: 0, of which positives: 0",
+        "labels whose text is a training text: 50.0 %, a test text: 25.0 %",
+        "training rows whose text is a label text: 33.3 %",
+        "test rows whose text is a training text: 0.0 %",
+        # Both labels with b's text count: (A, b) and (A, B) are answered by (b, a).
+        "test answers that training lists the other way round: 66.67 % (2 of 3)",
+        "labels that share their text with another one: 1",
+        "note: a note",
+    ):
+        assert part in report
+
+
+def test_missing_filter_pairs_are_pointed_out(small):
+    bare = Split(small.train.texts, small.train.labels, small.train.filter_pairs[:0])
+    report = summary.describe(make_dataset("x", bare, small.test, small.label_texts))
+    assert any("no filter pairs" in line for line in report)
+    assert not any("no filter pairs" in line for line in summary.describe(small))
+
+
+def test_numbers_to_beat_on_mini(mini_folder):
+    """Published with the data: popularity 2.67 / 2.00 / 2.08, PSP 1.06 / 1.23 / 1.79."""
+    mini = formats.load(mini_folder)
+    scores, num_rows, analyzer = summary.baseline_scores(mini, catalog.get("wordnet-mini"))
+    assert num_rows == 750 and analyzer == "word"
+    columns = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
+    found = [round(scores["popularity"][column], 2) for column in columns]
+    assert found == [2.67, 2.00, 2.08, 1.06, 1.23, 1.79]
+    # Another tokenisation of the words made 34.93 / 26.49 / 21.17 / 37.00 / 39.87 / 41.38.
+    found = [scores["TF-IDF nearest label"][column] for column in columns]
+    np.testing.assert_allclose(found, [34.93, 26.49, 21.17, 37.00, 39.87, 41.38], atol=1.5)
+
+
+def test_large_test_sets_are_sampled(monkeypatch):
+    test = split_of([f"t{i}" for i in range(40)], [[i % 3] for i in range(40)], 3, [[39, 1]])
+    assert summary.sample(test, 3) is test
+    monkeypatch.setattr(summary, "SAMPLE_ROWS", 10)
+    monkeypatch.setattr(summary, "_FULL_PAIRS", 100)
+    some = summary.sample(test, 3)
+    assert len(some) == 10 and list(some.texts) == [f"t{i}" for i in some.rows]
+    np.testing.assert_array_equal(some.rows, summary.sample(test, 3).rows)
+    dataset = make_dataset("x", test, test, ["t0", "t1", "t2"])
+    assert "a sample of 10 test rows (seed 0)" in summary.baseline_table(dataset, None)[0]
+
+
+def test_no_test_labels():
+    empty = split_of(["a"], [[]], 2)
+    dataset = make_dataset("x", split_of(["b"], [[0]], 2), empty, ["c", "d"])
+    assert summary.baseline_table(dataset, None) == [
+        "  no test row with labels, so no numbers to beat"
+    ]
+
+
+def test_binary(tmp_path, mini_folder):
+    output = tmp_path / "deep" / "mini"
+    done = run("--input=wordnet-mini", f"--output={output}")
+    assert done.returncode == 0, done.stderr
+    assert "training rows 1,850   test rows 750   labels 1,858" in done.stdout
+    assert "nothing to repair" in done.stdout and "popularity" in done.stdout
+    assert re.search(r"filter pairs, training: 1,839, of which positives: 0", done.stdout)
+    description = json.loads((output / "dataset.json").read_text())
+    assert description["digest"] == formats.load(mini_folder).digest
+    assert description["name"] == "LF-WordNetTitles-Mini" and description["text"] == "title"
+    assert [path.name for path in output.parent.iterdir()] == ["mini"]
+    # Again, from the canonical form itself, and only to check.
+    for arguments in ((f"--input={mini_folder}", f"--output={output}"), (f"--input={output}",)):
+        assert run(*arguments).returncode == 0
+
+
+def test_binary_says_what_is_wrong(tmp_path):
+    (tmp_path / "mine.tsv").write_text("a\tb\nc\n")
+    done = run(f"--input={tmp_path / 'mine.tsv'}", f"--output={tmp_path / 'out'}")
+    assert done.returncode == 1
+    assert "mine.tsv, line 2: found 1 columns; expected 2" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.tsv"]
+    done = run("--input=amazontitles1.3m", XMC_DATA=str(tmp_path))
+    assert done.returncode == 1 and "XMLRepository" in done.stderr
