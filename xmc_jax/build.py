@@ -70,7 +70,12 @@ def tokenizer(config: ConfigDict, texts: Iterable[str], folder: Path) -> Any:
         made = tokenizers.load_tokenizer(source)
         tokenizers.save_tokenizer(made, folder)
         return made
-    return tokenizers.train_wordpiece(texts(), vocab_size=config.encoder.vocab_size, folder=folder)
+    return tokenizers.train_wordpiece(
+        texts,
+        vocab_size=config.encoder.vocab_size,
+        folder=folder,
+        special_tokens=config.encoder.name != "bag",
+    )
 
 
 def encoder(config: ConfigDict, vocab_size: int) -> tuple[Any, Callable[[jax.Array], Any]]:

@@ -24,10 +24,11 @@ _SAVE = flags.DEFINE_string(
 
 def main(argv: list[str]) -> None:
     """Parse flags, make one call, print the result."""
-    from xmc_jax import report, runs
+    from xmc_jax import console, report, runs
 
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}; flags begin with --")
+    console.setup()
     try:
         ks = tuple(int(k) for k in _KS.value)
         opened = runs.open_run(Path(_WORKDIR.value), step=_STEP.value)

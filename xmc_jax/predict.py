@@ -30,10 +30,11 @@ _INDEX = flags.DEFINE_enum("index", "exact", ["exact", "hnsw", "ivf"], "How labe
 
 def main(argv: list[str]) -> None:
     """Parse flags, make one call."""
-    from xmc_jax import predictor
+    from xmc_jax import console, predictor
 
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}; flags begin with --")
+    console.setup()
     try:
         loaded = predictor.load(
             Path(_WORKDIR.value), new_labels=_NEW_LABELS.value or None, kind=_INDEX.value

@@ -71,16 +71,16 @@ def start(config: ConfigDict, folder: Path) -> dict[str, Any]:
         folder=folder,
         data=data,
         model=model,
-        source=BatchSource(resolved, data, build.max_segments(encoder)),
+        source=BatchSource(resolved, data, encoder.max_segments),
         embedder=Embedder(model, row_length=resolved.row_length),
         epochs=resolved.epochs,
     )
     params = model.init(jax.random.key(resolved.seed))
     params["encoder"] = init_encoder(jax.random.key(resolved.seed))
+    step = CompiledStep(run)
     if meta is None:
-        meta = _begin(run, params, given, entry, dataset.digest, source)
+        meta = _begin(run, step, params, given, entry, dataset.digest, source)
     run.epochs = meta["epochs"]
-    step = CompiledStep(run, run.total_steps)
     restored = checkpoints.restore_latest(
         folder, jax.eval_shape(lambda: initial_state(run, params, step.optimizer, table=False))
     )
@@ -109,6 +109,7 @@ class Texts:
 
 def _begin(
     run: Run,
+    step: CompiledStep,
     params: Any,
     given: dict[str, Any],
     entry: catalog.Entry,
@@ -118,9 +119,8 @@ def _begin(
     """Say what will be done, check memory, settle the number of epochs, write ``meta.json``."""
     config, data = run.config, run.data
     first = next(run.source.ahead(0, 0))[0]
-    trial = CompiledStep(run, max(run.total_steps, 1))
-    state = jax.eval_shape(lambda: initial_state(run, params, trial.optimizer, table=False))
-    sizes = memory_sizes(state, trial.compile(state, first))
+    state = jax.eval_shape(lambda: initial_state(run, params, step.optimizer, table=False))
+    sizes = memory_sizes(state, step.compile(state, first))
     print(
         f"{data.dataset.name}: {len(data.rows):,} training rows, {data.num_labels:,} labels, "
         f"{config.encoder.name} encoder, {run.source.batch_size} queries and "
@@ -130,7 +130,7 @@ def _begin(
         print(line)
     epochs = config.epochs
     if config.max_minutes > 0:
-        epochs = min(epochs, _epochs_in_budget(run, params, trial))
+        epochs = min(epochs, _epochs_in_budget(run, params, step))
         print(f"epochs: {epochs} in {config.max_minutes:g} minutes")
     text_files.write_lines(run.folder / "labels", data.dataset.label_texts)
     meta = {
@@ -156,7 +156,7 @@ def _epochs_in_budget(run: Run, params: Any, step: CompiledStep) -> int:
     for number, (batch, _, _) in enumerate(run.source.ahead(0, 0)):
         step.compile(state, batch)
         started = time.perf_counter()
-        state, parts = step(state, batch)
+        state, parts = step(state, batch, 1.0)
         jax.block_until_ready(parts)
         times.append(time.perf_counter() - started)
         if number == 8:
@@ -248,8 +248,9 @@ def open_run(folder: Path, *, step: int | None = None, run: Run | None = None) -
     table = None
     if config.classifier:
         shape = (meta["num_labels"], model.dim)
-        dtype = label_pool.storage_dtype(config.table.dtype)
-        table = jax.ShapeDtypeStruct(shape, dtype)
+        table = jax.eval_shape(
+            lambda: label_pool.to_storage(jax.numpy.zeros(shape), config.table.dtype)
+        )
     found = checkpoints.restore_model(folder, step, {"params": params, "table": table})
     return OpenRun(
         folder=folder,

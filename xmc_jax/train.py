@@ -18,11 +18,12 @@ _DATA = flags.DEFINE_string("data", "", "Folder of the data set, or a root that 
 
 def main(argv: list[str]) -> None:
     """Parse flags, make one call, print the result."""
-    from xmc_jax import report, runs
+    from xmc_jax import console, report, runs
     from xmc_jax.train_loop import TrainingError
 
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}; flags begin with --")
+    console.setup()
     config = _CONFIG.value
     if _DATA.value:
         config.data = _DATA.value

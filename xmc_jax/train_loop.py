@@ -53,16 +53,21 @@ class Run:
         """Steps of the whole run."""
         return self.epochs * self.source.steps_per_epoch
 
+    def factor(self, step: int) -> float:
+        """Factor of the learning rates after ``step`` steps."""
+        total = self.total_steps
+        return warmup_cosine(
+            step, total_steps=total, warmup_steps=round(self.config.lr.warmup * total)
+        )
+
 
 class CompiledStep:
     """The step, compiled once for each number of packed rows; the shapes are counted."""
 
-    def __init__(self, run: Run, total_steps: int) -> None:
-        """Build the jitted step with the run's schedule."""
+    def __init__(self, run: Run) -> None:
+        """Build the jitted step; nothing is compiled yet."""
         config = run.config
-        self.factor = warmup_cosine(total_steps, round(config.lr.warmup * total_steps))
         self.optimizer = make_optimizer(
-            self.factor,
             encoder_rate=config.lr.encoder,
             head_rate=config.lr.heads,
             weight_decay=config.lr.weight_decay,
@@ -72,18 +77,17 @@ class CompiledStep:
             run.model,
             build.objective(config),
             self.optimizer,
-            self.factor,
             table_rate=config.lr.table,
             seed=config.seed,
         )
         self.compiled: dict[tuple[int, ...], Any] = {}
 
     def compile(self, state: TrainState, batch: StepBatch) -> Any:
-        """The executable for the batch's shape."""
+        """The executable for the batch's shape; ``state`` may be shapes only."""
         shape = batch.tokens.ids.shape
         if shape not in self.compiled:
             started = time.perf_counter()
-            self.compiled[shape] = self._jitted.lower(state, batch).compile()
+            self.compiled[shape] = self._jitted.lower(state, batch, np.float32(1)).compile()
             logging.info(
                 "compiled the step for %d rows in %.1f s (shape %d)",
                 shape[0],
@@ -92,9 +96,11 @@ class CompiledStep:
             )
         return self.compiled[shape]
 
-    def __call__(self, state: TrainState, batch: StepBatch) -> tuple[TrainState, dict[str, Any]]:
+    def __call__(
+        self, state: TrainState, batch: StepBatch, factor: float
+    ) -> tuple[TrainState, dict[str, Any]]:
         """One step; the state is donated."""
-        return self.compile(state, batch)(state, batch)
+        return self.compile(state, batch)(state, batch, np.float32(factor))
 
 
 class Stopper:
@@ -305,10 +311,9 @@ class _Loop:
         sums: collections.Counter[str] = collections.Counter()
         steps, started = 0, time.perf_counter()
         for batch, stats, labels in self.run.source.ahead(epoch, first):
-            state, parts = self.step(state, batch)
-            self.waiting.append(
-                (epoch * self.run.source.steps_per_epoch + first + steps + 1, parts)
-            )
+            number = epoch * self.run.source.steps_per_epoch + first + steps
+            state, parts = self.step(state, batch, self.run.factor(number))
+            self.waiting.append((number + 1, parts, stats))
             steps += 1
             seen[labels[labels >= 0]] = True
             sums.update(stats)
@@ -359,7 +364,7 @@ class _Loop:
             refresh=False,
         )
         if number % self.run.config.log_steps == 0 or number == 1:
-            rate = float(self.step.factor(number - 1))
+            rate = self.run.factor(number - 1)
             rates = {
                 "encoder": rate * self.run.config.lr.encoder,
                 "heads": rate * self.run.config.lr.heads,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -12,8 +12,6 @@ import optax
 
 from xmc_jax import row_adam
 from xmc_jax.row_adam import RowAdamState
-
-Schedule = Callable[[jax.Array], jax.Array]
 
 
 class TrainState(NamedTuple):
@@ -35,55 +33,50 @@ class TrainState(NamedTuple):
     table_state: RowAdamState | None
 
 
-def warmup_cosine(total_steps: int, warmup_steps: int) -> Schedule:
+def warmup_cosine(step: int, *, total_steps: int, warmup_steps: int) -> float:
     """Factor of the learning rates: linear from 0 to 1 over the warm-up, then a cosine to 0.
 
-    The papers anneal with a cosine after a warm-up and print no length of it (thesis 2.4).
+    The papers anneal with a cosine after a warm-up and print no length of it (thesis 2.4). The
+    factor is a number that the step is given, so that no compiled shape depends on the length of
+    a run.
 
     Args:
+      step: steps done before this one.
       total_steps: steps of the whole run, >= 1.
       warmup_steps: steps of the linear part; it ends at ``total_steps`` at the latest.
 
     Returns:
-      A function of the number of steps done to a float32 factor in [0, 1].
+      A number in [0, 1].
     """
     warmup_steps = min(warmup_steps, total_steps)
-
-    def factor(step: jax.Array) -> jax.Array:
-        step = jnp.asarray(step, jnp.float32)
-        rising = (step + 1.0) / max(warmup_steps, 1)
-        progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
-        falling = 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.clip(progress, 0.0, 1.0)))
-        return jnp.where(step < warmup_steps, rising, falling)
-
-    return factor
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
+    return 0.5 * (1.0 + math.cos(math.pi * min(progress, 1.0)))
 
 
 def make_optimizer(
-    factor: Schedule,
     *,
     encoder_rate: float,
     head_rate: float,
     weight_decay: float = 0.0,
     clip_norm: float = 0.0,
 ) -> optax.GradientTransformation:
-    """AdamW with one learning rate for the encoder and one for everything else in ``params``.
+    """AdamW at its peak rates, one for the encoder and one for everything else in ``params``.
+
+    An update is linear in the rate, so that the step multiplies it by the schedule's factor.
 
     Args:
-      factor: schedule that multiplies both rates.
       encoder_rate: peak learning rate of ``params["encoder"]``.
       head_rate: peak learning rate of the heads.
       weight_decay: decoupled decay, on matrices only (biases and norms are left alone).
       clip_norm: global gradient norm to clip at; 0 = none.
     """
-
-    def adam(rate: float) -> optax.GradientTransformation:
-        return optax.adamw(
-            lambda step: rate * factor(step),
-            weight_decay=weight_decay,
-            mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
-        )
-
+    adam = lambda rate: optax.adamw(
+        rate,
+        weight_decay=weight_decay,
+        mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
+    )
     groups = {"encoder": adam(encoder_rate), "head": adam(head_rate)}
     labels = lambda params: {k: "encoder" if k == "encoder" else "head" for k in params}
     optimizer = optax.multi_transform(groups, labels)

@@ -13,7 +13,7 @@ import optax
 from xmc_jax import label_pool, row_adam
 from xmc_jax.losses import pick_some_labels_loss, sigmoid_bce_loss
 from xmc_jax.tokens import TokenBatch
-from xmc_jax.train_state import Schedule, TrainState
+from xmc_jax.train_state import TrainState
 
 
 class StepBatch(NamedTuple):
@@ -127,12 +127,11 @@ def make_train_step(
     model: Any,
     objective: Objective,
     optimizer: optax.GradientTransformation,
-    factor: Schedule,
     *,
     table_rate: float,
     seed: int,
-) -> Callable[[TrainState, StepBatch], tuple[TrainState, dict[str, jax.Array]]]:
-    """The step as a jitted function of (state, batch) that donates the state.
+) -> Callable[[TrainState, StepBatch, Any], tuple[TrainState, dict[str, jax.Array]]]:
+    """The step as a jitted function of (state, batch, factor) that donates the state.
 
     The table's gradient is taken with respect to the gathered rows only, so that neither time nor
     temporary memory depends on L. Dropout's key is a function of (seed, step): a resumed run draws
@@ -141,16 +140,18 @@ def make_train_step(
     Args:
       model: a ``models.unidec.UniDEC``.
       objective: the losses.
-      optimizer: of ``state.params``.
-      factor: schedule of the table's learning rate.
-      table_rate: its peak.
+      optimizer: of ``state.params``, at its peak rates.
+      table_rate: peak learning rate of the table.
       seed: seed of the dropout masks.
 
     Returns:
-      ``step(state, batch) -> (state, {"loss", "loss_de", "loss_clf", "gradient_norm"})``.
+      ``step(state, batch, factor) -> (state, {"loss", "loss_de", "loss_clf", "gradient_norm"})``;
+      ``factor`` multiplies all learning rates.
     """
 
-    def step(state: TrainState, batch: StepBatch) -> tuple[TrainState, dict[str, jax.Array]]:
+    def step(
+        state: TrainState, batch: StepBatch, factor: jax.Array
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         rows = None
         if state.table is not None:
@@ -163,6 +164,7 @@ def make_train_step(
             loss_of, argnums=(0, 1), has_aux=True
         )(state.params, rows)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        updates = jax.tree.map(lambda u: factor * u, updates)
         table, table_state = state.table, state.table_state
         if table is not None:
             table, table_state = row_adam.update(
@@ -170,7 +172,7 @@ def make_train_step(
                 table_state,
                 batch.pool_ids,
                 row_gradients,
-                learning_rate=table_rate * factor(state.step),
+                learning_rate=table_rate * factor,
             )
         parts["gradient_norm"] = optax.tree.norm(gradients)
         new = TrainState(
