@@ -1,0 +1,137 @@
+"""Exact inner-product search over blocks of labels, on the host and on an accelerator.
+
+FAISS's flat index breaks equal scores in no fixed order and leaves BLAS for batches below about 500
+queries; both functions here give equal scores to the lower id, in bounded memory.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_TILE = 1 << 22  # scores held at once on the host: 16 MB, and a quarter of that for comparisons
+_LABELS = 8192  # labels of a tile, more where k is large
+_QUERIES = 1024  # queries of a block on an accelerator
+
+
+def exact_search(queries: np.ndarray, labels: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The k labels of highest inner product of each query, by BLAS in blocks on the host.
+
+    Needs about 25 MB beside its arguments and results (``16 k`` numbers a query of a block where k
+    is in the thousands).
+
+    Args:
+      queries: ``[n, d]`` float32.
+      labels: ``[L, d]`` float32.
+      k: results a query.
+
+    Returns:
+      scores ``[n, k]`` float32, descending, and ids ``[n, k]`` int32; equal scores by ascending id;
+      -inf and -1 where there are fewer than k labels (or a score is NaN).
+    """
+    queries = np.ascontiguousarray(queries, np.float32)
+    width = min(len(labels), max(_LABELS, 4 * k))
+    step = max(1, min(_TILE // max(1, width), 512))
+    scores = np.full((len(queries), k), -np.inf, np.float32)
+    ids = np.full((len(queries), k), -1, np.int32)
+    tile = np.empty((step, width), np.float32)
+    above = np.empty((step, width), bool)
+    for start in range(0, len(queries), step):
+        block = queries[start : start + step]
+        best = scores[start : start + step], ids[start : start + step]
+        for first in range(0, len(labels), width):
+            part = labels[first : first + width]
+            s = np.matmul(block, part.T, out=tile[: len(block), : len(part)])
+            _improve(*best, s, first, above[: len(block), : len(part)])
+    return scores, ids
+
+
+def _improve(scores, ids, s, first, above) -> None:
+    """Merges ``s [n, w]``, scores of the labels from ``first`` on, into the best so far."""
+    k = scores.shape[1]
+    # A later label replaces an earlier one only by a higher score: ties stay with the lower id.
+    bar = scores[:, -1:]
+    np.greater(s, bar, out=above)
+    if first == 0 and k < s.shape[1]:
+        np.greater_equal(s, np.partition(s, -k, axis=1)[:, -k, None], out=above)
+    place = np.flatnonzero(above) if above.flags.c_contiguous else None
+    row, column = np.divmod(place, s.shape[1]) if place is not None else np.nonzero(above)
+    if row.size == 0:
+        return
+    counts = np.bincount(row, minlength=len(s))
+    touched = np.flatnonzero(counts)
+    rank = np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    merged = np.full((touched.size, k + counts.max()), -np.inf, np.float32)
+    merged_ids = np.full(merged.shape, -1, np.int32)
+    merged[:, :k], merged_ids[:, :k] = scores[touched], ids[touched]
+    at = np.repeat(np.arange(touched.size), counts[touched]), k + rank
+    merged[at], merged_ids[at] = s[row, column], first + column
+    order = np.argsort(-merged, axis=1, kind="stable")[:, :k]
+    scores[touched] = np.take_along_axis(merged, order, axis=1)
+    ids[touched] = np.take_along_axis(merged_ids, order, axis=1)
+
+
+def exact_search_jax(
+    queries: np.ndarray, labels: np.ndarray | jax.Array, k: int, block: int = 32_768
+) -> tuple[np.ndarray, np.ndarray]:
+    """`exact_search` on the default device of JAX, in float32 (never TF32).
+
+    The labels stay on the device; beside them it needs ``1024 x block`` scores (128 MB).
+
+    Args:
+      queries: ``[n, d]`` float32.
+      labels: ``[L, d]`` float32; give a device array to spare the copy of every call.
+      k: results a query.
+      block: labels scored at once.
+
+    Returns:
+      As `exact_search`.
+    """
+    labels = jnp.asarray(labels, jnp.float32)
+    size = min(_QUERIES, max(1, len(queries)))
+    found = [
+        _search_block(
+            _padded(queries[start : start + size], size), labels, k, min(block, len(labels))
+        )
+        for start in range(0, len(queries), size)
+    ]
+    if not found or len(labels) == 0:
+        shape = (len(queries), k)
+        return np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int32)
+    scores, ids = (np.concatenate([np.asarray(part) for part in parts]) for parts in zip(*found))
+    return scores[: len(queries)], ids[: len(queries)]
+
+
+def _padded(rows: np.ndarray, size: int) -> np.ndarray:
+    """Rows of zeros up to ``size``, so that one compilation serves the last block too."""
+    rows = np.asarray(rows, np.float32)
+    return np.pad(rows, ((0, size - len(rows)), (0, 0)))
+
+
+@functools.partial(jax.jit, static_argnames=("k", "block"))
+def _search_block(queries, labels, k, block):
+    num_labels = labels.shape[0]
+
+    def step(i, best):
+        # The last block starts early to be whole; what it shares with the one before is masked.
+        first = jnp.minimum(i * block, num_labels - block)
+        part = jax.lax.dynamic_slice_in_dim(labels, first, block)
+        s = jnp.matmul(queries, part.T, precision=jax.lax.Precision.HIGHEST)  # [q, block]
+        ids = first + jnp.arange(block)
+        s = jnp.where((ids >= i * block) & ~jnp.isnan(s), s, -jnp.inf)
+        top, at = jax.lax.top_k(s, min(k, block))  # equal scores: lower position first
+        merged = jnp.concatenate([best[0], top], axis=1)
+        merged_ids = jnp.concatenate([best[1], ids[at]], axis=1)
+        top, at = jax.lax.top_k(merged, k)
+        return top, jnp.take_along_axis(merged_ids, at, axis=1)
+
+    start = (
+        jnp.full((queries.shape[0], k), -jnp.inf, jnp.float32),
+        jnp.full((queries.shape[0], k), -1, jnp.int32),
+    )
+    steps = -(-num_labels // block)
+    scores, ids = jax.lax.fori_loop(0, steps, step, start)
+    return scores, jnp.where(jnp.isneginf(scores), -1, ids)
