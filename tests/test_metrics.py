@@ -290,6 +290,12 @@ def test_bins_of_few_or_unseen_labels() -> None:
         metrics.frequency_bins(csr([[0]], 1), 0)
 
 
+def test_a_label_worth_several_bins_gets_one() -> None:
+    train = csr([[0]] * 100 + [[y] for y in (1, 2, 3, 4)], 5)
+    np.testing.assert_array_equal(metrics.frequency_bins(train, 3), [1, 2, 3, 3, 3])
+    np.testing.assert_array_equal(metrics.frequency_bins(train, 5), [1, 2, 3, 4, 5])
+
+
 def test_bins_of_the_long_tail_are_even() -> None:
     counts = np.maximum(20_000 // np.arange(1, 5_001), 1)
     rows = np.concatenate([np.arange(c) for c in counts])
@@ -370,7 +376,7 @@ def test_size_of_amazontitles_131k() -> None:
     )
     rows = np.repeat(rng.choice(num_rows, 40_000, replace=False), 2)
     pairs = np.stack([rows, predictions[rows, rng.integers(0, width, len(rows))]], axis=1)
-    start = time.perf_counter()
+    start = time.process_time()
     found = metrics.evaluate(
         predictions,
         truth,
@@ -378,5 +384,5 @@ def test_size_of_amazontitles_131k() -> None:
         filter_pairs=pairs,
         ks=(1, 3, 5, 90),
     )
-    assert time.perf_counter() - start < 60  # a few seconds on two idle cores
+    assert time.process_time() - start < 30  # about 2 s where nothing else runs
     assert 0.8 < found["P@1"] < 1.2  # one hit among 100 ranks in each row
