@@ -154,12 +154,12 @@ def test_recall_of_approximate_search(kind):
     centres = grouped(rng, 300, 24)
     labels, queries = near(rng, centres, 6000), near(rng, centres, 300)
     index = Index.build(labels, kind, seed=0, sample_queries=queries[:200])
-    for k in (10, 100):
+    for k in (5, 20):
         truth = plain_search(queries, labels, k)[1]
         found = index.search(queries, k)[1]
         hits = [np.isin(a, b).mean() for a, b in zip(truth, found)]
         assert np.mean(hits) >= 0.94
-    assert (index.nprobe > 0) == (kind == "ivf")
+    assert (index.nprobe > 0) == (kind == "ivf") == (index.recall >= 0.95)
 
 
 def test_ivf_is_deterministic_and_stays_small():
@@ -167,7 +167,7 @@ def test_ivf_is_deterministic_and_stays_small():
     centres = grouped(rng, 300, 16)
     labels, queries = near(rng, centres, 10_000), near(rng, centres, 100)
     one, two = (Index.build(labels, "ivf", seed=7) for _ in range(2))
-    assert one.nprobe == two.nprobe < 128  # of 256 lists
+    assert one.nprobe == two.nprobe <= 32  # of 256 lists
     assert_same(one.search(queries, 30), two.search(queries, 30))
 
 

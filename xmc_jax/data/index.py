@@ -44,16 +44,16 @@ def choose(
       The kind, and roughly how many seconds building and searching will take.
     """
     work = 2.0 * num_queries * num_labels * dim
-    # Rates were measured on two AVX2 cores (25 GFLOP/s a core in blocks of BLAS, 2.5 in the short
-    # scans of inverted lists); an accelerator is bound by its top-k, not by the products.
-    rate = 2.5e10 * (num_threads or os.cpu_count() or 1)
+    # Rates were measured on two busy AVX2 cores (36 GFLOP/s a core in blocks of BLAS, 4 in the
+    # short scans of inverted lists); an accelerator is bound by its top-k, not by the products.
+    rate = 3.5e10 * (num_threads or os.cpu_count() or 1)
     if accelerator and work < 1e17:
         return "exact", work / 5e12
     if work < 1e14:
         return "exact", work / rate
     lists = 4 * math.sqrt(num_labels)
     training = 2 * dim * lists * (10 * 64 * lists + num_labels)
-    search = 2 * dim * num_queries * (lists + 10 * 32 * num_labels / lists)
+    search = 2 * dim * num_queries * (lists + 9 * 48 * num_labels / lists)  # 48 lists visited
     return "ivf", (training + search) / rate
 
 
@@ -69,10 +69,12 @@ class Index:
       num_labels: ``L``.
       dim: ``d``.
       nprobe: inverted lists that a query visits (``ivf`` only, else 0).
+      recall: recall@20 on the sample of queries that set ``nprobe`` (``ivf`` only, else NaN).
     """
 
     def __init__(self, kind: str, shape: tuple[int, int], groups: tuple | None):
         self.kind, (self.num_labels, self.dim), self.nprobe = kind, shape, 0
+        self.recall = math.nan
         self._groups, self._searcher = groups, None
 
     @classmethod
@@ -91,7 +93,8 @@ class Index:
         faiss-gpu where that is installed, else blocks of JAX over labels held on the device).
         ``hnsw`` (M 32, efConstruction 200, efSearch at least 128) is filled in parallel, so two
         builds differ slightly. ``ivf`` has about ``4 sqrt(L)`` lists from seeded k-means on a
-        sample, and visits as many as give recall@100 of 0.95 on a sample of queries.
+        sample, and visits as many as give recall@20 of 0.95 on a sample of queries, but no more
+        than an eighth: beyond that exact search is faster.
 
         Args:
           vectors: ``[L, d]`` float32.
@@ -123,7 +126,9 @@ class Index:
         elif kind == "hnsw":
             index._searcher = _hnsw_searcher(distinct)
         else:
-            index.nprobe, index._searcher = _ivf_searcher(distinct, seed, sample_queries)
+            index.nprobe, index.recall, index._searcher = _ivf_searcher(
+                distinct, seed, sample_queries
+            )
         return index
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -283,8 +288,8 @@ def _hnsw_searcher(vectors: np.ndarray) -> Callable:
     return _ordered(find, len(vectors))
 
 
-def _ivf_searcher(vectors, seed, sample_queries) -> tuple[int, Callable]:
-    """(lists visited, search function); the quantiser is trained on at most 64 rows a list."""
+def _ivf_searcher(vectors, seed, sample_queries) -> tuple[int, float, Callable]:
+    """(lists visited, recall, search function); k-means sees at most 64 rows a list."""
     import faiss
 
     number, dim = vectors.shape
@@ -309,12 +314,13 @@ def _ivf_searcher(vectors, seed, sample_queries) -> tuple[int, Callable]:
         lengths = np.linalg.norm(sample_queries, axis=1, keepdims=True)
         sample_queries = sample_queries + 0.75 * lengths * noise / math.sqrt(dim)
     queries = np.ascontiguousarray(sample_queries[:256], np.float32)
-    k = min(100, number)
+    k, most = min(20, number), max(1, min(lists, 16), lists // 8)
     truth = exact_search(queries, vectors, k)[1]
-    nprobe = 1
-    while nprobe < lists and _recall(find(queries, k, nprobe)[1], truth) < 0.95:
-        nprobe = min(lists, 2 * nprobe)
-    return nprobe, _ordered(lambda queries, k: find(queries, k, nprobe), number)
+    nprobe, recall = 0, 0.0
+    while nprobe < most and recall < 0.95:
+        nprobe = min(most, max(nprobe + 1, nprobe * 3 // 2))
+        recall = _recall(find(queries, k, nprobe)[1], truth)
+    return nprobe, recall, _ordered(lambda queries, k: find(queries, k, nprobe), number)
 
 
 def _recall(found: np.ndarray, truth: np.ndarray) -> float:
