@@ -320,6 +320,8 @@ def test_id_type_follows_the_vocabulary(size, dtype, tmp_path):
     large.pre_tokenizer = pre_tokenizers.Whitespace()
     store = corpus.tokenize([f"w{size - 1} w1"], large, max_length=5, folder=tmp_path)
     assert store.ids.dtype == dtype and store.ids.tolist() == [size - 1, 1]
+    in_memory = corpus.encode([f"w{size - 1} w1"], large, max_length=5)
+    assert in_memory.ids.dtype == dtype and in_memory.ids.tolist() == [size - 1, 1]
 
 
 def test_bad_input(tokenizer, tmp_path):

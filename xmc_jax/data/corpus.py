@@ -158,9 +158,9 @@ def encode(
     """``tokenize`` in memory, for texts seen once: same ids, nothing written, no progress bar."""
     backend = _prepare(tokenizer, max_length, special_tokens)
     blocks = [_encode_block(backend, *block, special_tokens) for block in _text_blocks(texts)]
-    ids = np.concatenate([np.empty(0, _id_dtype(backend)), *(ids for ids, _ in blocks)])
+    ids = np.concatenate([np.empty(0, np.uint32), *(ids for ids, _ in blocks)])
     lengths = np.concatenate([np.zeros(1, np.int64), *(lengths for _, lengths in blocks)])
-    return TokenStore(ids, np.cumsum(lengths))
+    return TokenStore(ids.astype(_id_dtype(backend)), np.cumsum(lengths))
 
 
 def _prepare(tokenizer: Any, max_length: int, special_tokens: bool) -> Tokenizer:
