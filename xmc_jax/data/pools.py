@@ -174,14 +174,15 @@ def _pairs(labels, filters, rows):
     """The batch's positive pairs, its filtered pairs, and the sorted keys of both together."""
     query, label = row_entries(labels, rows)
     keys = query * labels.shape[1] + label
+    own = np.sort(keys)
     if filters is None:
-        return query, label, query[:0], label[:0], np.sort(keys)
+        return query, label, query[:0], label[:0], own
     barred_query, barred_label = row_entries(filters, rows)
     barred = np.sort(barred_query * labels.shape[1] + barred_label)
-    # A pair that is filtered is no positive, even where the matrix lists it.
-    kept = ~contains(barred, keys)
-    own = np.sort(np.concatenate([keys, barred]))
-    return query[kept], label[kept], barred_query, barred_label, own
+    if contains(own, barred).any():  # filtered is no positive, even where the matrix lists it
+        kept = ~contains(barred, keys)
+        query, label = query[kept], label[kept]
+    return query, label, barred_query, barred_label, np.sort(np.concatenate([own, barred]))
 
 
 def _shuffle_within(rng: np.random.Generator, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
