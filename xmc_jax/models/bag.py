@@ -19,10 +19,10 @@ Params = dict[str, Any]
 class BagEncoder:
     """Mean of token embeddings, then ``x + dropout(gelu(W x + b))``.
 
-    ``x = dropout(mean_t E[id_t])`` over all tokens of a text. After SiameseXML and Astec (field notes
-    4.4, 4.8), whose encoders are a sum of word vectors and a residual block. Parameters:
-    ``{"tokens": {"embedding": [V, H]}, "block": {"kernel": [H, H], "bias": [H]}}``; time and memory of
-    ``apply`` do not depend on V, so a caller may pass fewer rows with ids renumbered to match.
+    ``x = dropout(mean_t E[id_t])`` over all tokens of a text. After SiameseXML and Astec, whose
+    encoders are a sum of word vectors and a residual block. Parameters: ``{"tokens": {"embedding":
+    [V, H]}, "block": {"kernel": [H, H], "bias": [H]}}``. ``apply`` never looks at ``vocab_size``: a
+    caller may pass only the table rows that a batch uses, with ids renumbered to match.
 
     Attributes:
       vocab_size: V, rows of the token table.
@@ -113,8 +113,8 @@ def sum_of_spans(
 ) -> jax.Array:
     """Sums rows of a table over spans of ids: ``s_b = sum_{j < count_b} E[id_(start_b + j)]``.
 
-    The loop runs over the place j in the text, all texts at once, to the longest text: no ``[tokens, H]``
-    array is made, forward or backward (five times faster on a CPU than gathering first).
+    The loop runs over the place j in the text, all texts at once, to the longest text: no
+    ``[tokens, H]`` array is made, forward or backward, which on a CPU is several times faster.
 
     Args:
       table: ``[V, H]``.

@@ -32,8 +32,8 @@ FILES = (
     "vocab.txt",
 )
 
-# Our path of parameters -> name of the Hugging Face tensors. A module's ".weight" and ".bias" are our
-# "kernel" (transposed) or "scale", and "bias"; three modules are side by side in one kernel.
+# Our path of parameters -> name of the Hugging Face tensors. A module's ".weight" and ".bias" are
+# our "kernel" (transposed) or "scale", and "bias"; three modules lie side by side in one kernel.
 _EMBEDDINGS = {
     "word": "embeddings.word_embeddings.weight",
     "position": "embeddings.position_embeddings.weight",
@@ -78,7 +78,7 @@ def load_encoder(
 
     Args:
       folder_or_hub_name: a local folder, else a name on the Hugging Face hub.
-      pooling: "mean" or "cls"; None = what the folder's ``1_Pooling/config.json`` says, else "mean".
+      pooling: "mean" or "cls"; None = as the folder's ``1_Pooling/config.json`` says, else "mean".
       compute_dtype, remat, max_segments, attention: see :class:`TransformerEncoder`.
 
     Returns:
@@ -165,8 +165,8 @@ def resolve_folder(folder_or_hub_name: str | Path) -> Path:
         ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
         raise ValueError(
-            f"no folder {name!r} here, and no network to fetch the model of that name: it is not in "
-            "the local Hugging Face cache; connect once, or copy the model and give its folder"
+            f"no folder {name!r} here, and no network to fetch the model of that name, which is "
+            "not in the local Hugging Face cache: connect once, or give the folder of a copy"
         ) from error
 
 
@@ -252,8 +252,8 @@ def _plain_name(name: str) -> str:
 def _refuse_without_safetensors(folder: Path) -> None:
     if (folder / "pytorch_model.bin").is_file():
         raise ValueError(
-            f"{folder} has pytorch_model.bin only, a pickle, which is not read; expected {WEIGHTS}: "
-            "convert it once where torch is installed with transformers' "
+            f"{folder} has pytorch_model.bin only, a pickle, which is never read; expected "
+            f"{WEIGHTS}. Convert it once, where torch is installed, with transformers' "
             f"AutoModel.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
         )
     raise ValueError(f"no {WEIGHTS} in {folder}; expected config.json and {WEIGHTS} side by side")

@@ -30,15 +30,15 @@ def l2norm(x: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class UniDEC:
-    """Encoder with the heads of UniDEC (thesis section 2.3; preprint section 3.1).
+    """Encoder with the two heads of UniDEC (preprint, appendix C.1: g_1 and g_2).
 
-    ``DE(x) = l2norm(dropout(tanh(W_1 v + b_1)))`` and ``CLF(x) = dropout(W_2 v + b_2)`` of the encoder's
-    vector ``v``. Both are float32. Parameters: ``{"encoder": ..., "de_head": {"kernel": [H, d],
-    "bias": [d]}, "clf_head": {...}}``.
+    ``DE(x) = l2norm(dropout(tanh(W_1 v + b_1)))`` and ``CLF(x) = dropout(W_2 v + b_2)`` of the
+    encoder's vector ``v``. Parameters: ``{"encoder": ..., "de_head": {"kernel": [H, d], "bias":
+    [d]}, "clf_head": {...}}``.
 
     Attributes:
-      encoder: any frozen, hashable object with ``dim``, ``init(key)`` and ``apply(params, tokens, *,
-        key, train) -> [B, dim]``.
+      encoder: any frozen, hashable object with ``dim``, ``init(key) -> params`` and
+        ``apply(params, tokens, *, key=None, train=False) -> [B, dim]``.
       head_dim: size d of each head; None = no heads: ``DE = l2norm(v)``, ``CLF = v``.
       dropout: rate in both heads, in training only.
     """
