@@ -23,7 +23,8 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}; flags begin with --")
     try:
-        print(summary.prepare(_INPUT.value, _OUTPUT.value, text=_TEXT.value))
+        for line in summary.prepare(_INPUT.value, _OUTPUT.value, text=_TEXT.value):
+            print(line, flush=True)
     except (ValueError, OSError) as error:
         logging.error("%s", error)
         sys.exit(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,8 @@ _MAX_DEPTH = 200
 _KS = (1, 3, 5)
 
 
-def prepare(source: str, output: str | None = None, *, text: str | None = None) -> str:
-    """Checks a data set, writes its canonical form, and returns the report.
+def prepare(source: str, output: str | None = None, *, text: str | None = None) -> Iterator[str]:
+    """Checks a data set, writes its canonical form, and yields the report line by line.
 
     Args:
       source: a folder, one file of people's own data, or a catalog name.
@@ -43,13 +43,12 @@ def prepare(source: str, output: str | None = None, *, text: str | None = None) 
     else:
         canonical.check_free(Path(output))
         dataset = formats.write_canonical(folder, Path(output), text=text)
-    report = [f"{dataset.name}: layout {layout.kind!r} in {layout.root}, texts {text!r}"]
-    report += describe(dataset)
-    logging.info("scoring the baselines")
-    report += baseline_table(dataset, entry)
+    yield f"{dataset.name}: layout {layout.kind!r} in {layout.root}, texts {text!r}"
+    yield from describe(dataset)
     if output:
-        report.append(f"canonical form: {output} (digest {dataset.digest})")
-    return "\n".join(report)
+        yield f"  canonical form: {output} (digest {dataset.digest})"
+    logging.info("scoring the baselines")
+    yield from baseline_table(dataset, entry)
 
 
 def describe(dataset: Dataset) -> list[str]:
