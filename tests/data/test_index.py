@@ -291,6 +291,16 @@ def test_errors_say_what_to_do(call, message):
         call(vectors)
 
 
+def test_host_search_without_a_cpu_backend_of_jax(monkeypatch):
+    def none(backend):
+        raise RuntimeError(backend)
+
+    monkeypatch.setattr(jax, "local_devices", none)
+    rng = np.random.default_rng(0)
+    queries, labels = whole_numbers(rng, 9, 3), whole_numbers(rng, 70, 3)
+    assert_same(exact_search(queries, labels, 7), plain_search(queries, labels, 7))
+
+
 def test_one_compilation_serves_blocks_of_any_length():
     labels = grouped(np.random.default_rng(0), 64, 4)
     held = jax.device_put(labels)

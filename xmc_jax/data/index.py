@@ -44,7 +44,7 @@ def choose(
       The kind, and roughly how many seconds building and searching will take.
     """
     work = 2.0 * num_queries * num_labels * dim
-    # Rates were measured on two busy AVX2 cores (36 GFLOP/s a core in blocks of BLAS, 4 in the
+    # Rates were measured on two busy AVX2 cores (36 GFLOP/s a core in blocks of labels, 4 in the
     # short scans of inverted lists); an accelerator is bound by its top-k, not by the products.
     rate = 3.5e10 * (num_threads or os.cpu_count() or 1)
     if accelerator and work < 1e17:
@@ -316,10 +316,9 @@ def _ivf_searcher(vectors, seed, sample_queries) -> tuple[int, float, Callable]:
     queries = np.ascontiguousarray(sample_queries[:256], np.float32)
     k, most = min(20, number), max(1, min(lists, 16), lists // 8)
     truth = exact_search(queries, vectors, k)[1]
-    nprobe, recall = 0, 0.0
-    while nprobe < most and recall < 0.95:
-        nprobe = min(most, max(nprobe + 1, nprobe * 3 // 2))
-        recall = _recall(find(queries, k, nprobe)[1], truth)
+    nprobe = min(8, most)
+    while (recall := _recall(find(queries, k, nprobe)[1], truth)) < 0.95 and nprobe < most:
+        nprobe = min(most, nprobe * 3 // 2)
     return nprobe, recall, _ordered(lambda queries, k: find(queries, k, nprobe), number)
 
 
