@@ -68,10 +68,14 @@ def _sum_of_hinges(inputs: Inputs, negative: jax.Array, margin: float | jax.Arra
     negatives after it. The sum is then linear in the sorted values, with those counts as
     coefficients.
     """
-    values = jnp.where(inputs.positive, inputs.scores - margin, inputs.scores)
     lowest = jnp.min(
-        jnp.where(inputs.positive, values, jnp.inf), axis=-1, keepdims=True, initial=jnp.inf
+        jnp.where(inputs.positive, inputs.scores, jnp.inf), axis=-1, keepdims=True, initial=jnp.inf
     )
+    # Each active pair adds one value and takes one away, so a shift cancels. With the lowest s_p no
+    # value that takes part is larger than the largest hinge, whatever the scores are.
+    shift = jax.lax.stop_gradient(jnp.where(jnp.isfinite(lowest), lowest, 0))
+    values = inputs.scores - shift
+    values = jnp.where(inputs.positive, values - margin, values)
     # 0 = negative, 1 = positive, 2 = masked. At equal values negatives come first: a pair just at
     # the margin is inactive, in any order of the pool.
     kind = jnp.where(inputs.positive, 1, jnp.where(negative, 0, 2)).astype(jnp.int32)
@@ -82,10 +86,7 @@ def _sum_of_hinges(inputs: Inputs, negative: jax.Array, margin: float | jax.Arra
     coefficients = jnp.where(negatives, positives_before, 0) - jnp.where(
         positives, negatives_after, 0
     )
-    # Each active pair adds one value and takes one away, so a shift cancels. With the lowest t_p
-    # none of the values that take part is larger than the largest hinge, whatever the scores are.
-    shift = jax.lax.stop_gradient(jnp.where(jnp.isfinite(lowest), lowest, 0))
-    return jnp.sum(coefficients * (values - shift), axis=-1)
+    return jnp.sum(coefficients * values, axis=-1)
 
 
 def _count(mask: jax.Array, dtype: jnp.dtype) -> jax.Array:
