@@ -1,4 +1,4 @@
-"""Step batches: a pure function of (seed, epoch, step, the last refresh), made ahead in a thread."""
+"""Step batches: a pure function of (seed, epoch, step, refresh), made ahead in a thread."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class BatchSource:
         if config.pool_size < self.batch_size:
             raise ValueError(
                 f"config.pool_size = {config.pool_size} is smaller than the {self.batch_size} "
-                "queries of a batch, each of which needs a positive in the pool: raise pool_size or lower "
-                "batch_size."
+                "queries of a batch, each of which needs a positive in the pool: raise pool_size "
+                "or lower batch_size."
             )
         self.pool_size = min(config.pool_size, max(data.num_labels, self.batch_size))
         self.use(None)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from xmc_jax import losses
@@ -36,8 +37,8 @@ def side(config: ConfigDict, name: str) -> Side:
     multi_class = [part for part in parts if part != "bce"]
     if len(multi_class) > 1 or len(parts) > 2 or not set(multi_class) <= LABEL_LOSSES.keys():
         raise ValueError(
-            f"config.{name}.loss = {config.loss!r}: expected one of {list(LABEL_LOSSES)}, 'bce', or "
-            "one of them followed by '+bce', as in 'decoupled_softmax+bce'."
+            f"config.{name}.loss = {config.loss!r}: expected one of {list(LABEL_LOSSES)}, 'bce', "
+            "or one of them followed by '+bce', as in 'decoupled_softmax+bce'."
         )
     label_loss = LABEL_LOSSES[multi_class[0]] if multi_class else None
     if multi_class == ["triplet"]:
@@ -78,8 +79,18 @@ def tokenizer(config: ConfigDict, texts: Iterable[str], folder: Path) -> Any:
     )
 
 
-def encoder(config: ConfigDict, vocab_size: int) -> tuple[Any, Callable[[jax.Array], Any]]:
-    """The encoder, and the function from a key to its first parameters."""
+def encoder(
+    config: ConfigDict, vocab_size: int, token_counts: np.ndarray
+) -> tuple[Any, Callable[[jax.Array], Any]]:
+    """The encoder, and the function from a key to its first parameters.
+
+    Args:
+      config: the configuration.
+      vocab_size: of the tokenizer.
+      token_counts: ``[vocab_size]`` occurrences in training and label texts. Without embeddings,
+        the vectors of tokens that occur in none start at 0: they are never trained, and would be
+        noise in the vectors of new texts.
+    """
     options = config.encoder
     if options.name != "bag":
         made, params = pretrained.load_encoder(
@@ -89,12 +100,18 @@ def encoder(config: ConfigDict, vocab_size: int) -> tuple[Any, Callable[[jax.Arr
             remat=options.remat,
         )
         return made, lambda key: params
-    if not options.embeddings:
-        made = BagEncoder(vocab_size, options.dim, dropout=options.dropout)
-        return made, made.init
-    words = pretrained.word_embeddings(options.embeddings)
-    made = BagEncoder(words.shape[0], words.shape[1], dropout=options.dropout)
-    return made, lambda key: made.with_embeddings(made.init(key), words)
+    if options.embeddings:
+        words = pretrained.word_embeddings(options.embeddings)
+        made = BagEncoder(*words.shape, dropout=options.dropout)
+        return made, lambda key: made.with_embeddings(made.init(key), words)
+    made = BagEncoder(vocab_size, options.dim, dropout=options.dropout)
+
+    def init(key: jax.Array) -> Any:
+        params = made.init(key)
+        seen = (token_counts > 0)[:, None]
+        return {**params, "tokens": {"embedding": params["tokens"]["embedding"] * seen}}
+
+    return made, init
 
 
 def describe_encoder(made: Any) -> dict[str, Any]:

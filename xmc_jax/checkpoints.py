@@ -133,8 +133,8 @@ def restore_latest(workdir: Path, like: TrainState) -> tuple[TrainState, dict[st
         logging.warning("%s is damaged (%s): falling back to the one before.", folder, problem)
     if found:
         raise CheckpointError(
-            f"{workdir / 'checkpoints'}: none of the checkpoints {found} can be read. Remove the work "
-            "directory, or choose another with --workdir, to start anew."
+            f"{workdir / 'checkpoints'}: none of the checkpoints {found} can be read. Remove the "
+            "work directory, or choose another with --workdir, to start anew."
         )
     return None
 
@@ -161,7 +161,7 @@ def restore_model(workdir: Path, step: int, like: Any) -> Any:
 
 
 def prune(workdir: Path, *, keep_last: int = 2) -> None:
-    """Remove all but the best checkpoint and the last ``keep_last``, and what a kill left behind."""
+    """Remove all but the best checkpoint and the last ``keep_last``, and what a kill left."""
     keep = {best_step(workdir), *steps(workdir)[-keep_last:]}
     for step in steps(workdir):
         if step not in keep:

@@ -117,12 +117,12 @@ def memory(config: ConfigDict, sizes: dict[str, int], available: int | None = No
     if total <= SHARE_OF_MEMORY * available:
         return lines
     table = sizes["table"] + sizes["moments"]
+    half = (config.batch_size // 2, config.pool_size // 2)
+    smaller = "--config.batch_size={} --config.pool_size={}".format(*half)
     saved = {
         "--config.table.dtype=bfloat16": table / 2 if config.table.dtype == "float32" else 0,
         f"--config.head_dim={(config.head_dim or 512) // 2}": table / 2,
-        f"--config.batch_size={config.batch_size // 2} --config.pool_size={config.pool_size // 2}": (
-            sizes["activations"] / 2
-        ),
+        smaller: sizes["activations"] / 2,
         "--config.encoder.remat=True": (
             0 if config.encoder.remat or config.encoder.name == "bag" else sizes["activations"] / 2
         ),

@@ -64,7 +64,10 @@ def start(config: ConfigDict, folder: Path) -> dict[str, Any]:
     texts = Texts(dataset.train.texts, dataset.label_texts)
     tokenizer = build.tokenizer(resolved, texts, folder / "tokenizer")
     data = training_data.load(resolved, dataset, entry, tokenizer)
-    encoder, init_encoder = build.encoder(resolved, tokenizer.get_vocab_size())
+    counts = training_data.token_counts(
+        (data.train_tokens, data.label_tokens), tokenizer.get_vocab_size()
+    )
+    encoder, init_encoder = build.encoder(resolved, tokenizer.get_vocab_size(), counts)
     model = build.model(resolved, encoder)
     run = Run(
         config=resolved,
@@ -180,8 +183,8 @@ def _check_digest(folder: Path, meta: dict[str, Any], digest: str, source: Path)
     if meta["data"]["digest"] != digest:
         raise workdir.WorkdirError(
             f"{source}: the data changed since {folder} was started from {meta['data']['folder']} "
-            f"(digest {digest}, expected {meta['data']['digest']}). Put the old data back, or choose "
-            "another --workdir."
+            f"(digest {digest}, expected {meta['data']['digest']}). Put the old data back, or "
+            "choose another --workdir."
         )
 
 
@@ -293,8 +296,8 @@ def evaluate_run(
     rows = {"test": loaded.test, "held_out": loaded.held_out}.get(split)
     if rows is None:
         raise ValueError(
-            f"split {split!r}: this run has no such rows; expected 'test' or 'held_out', and the data "
-            "set must have test rows, or config.held_out_share be above 0."
+            f"split {split!r}: this run has no such rows; expected 'test' or 'held_out', and the "
+            "data set must have test rows, or config.held_out_share be above 0."
         )
     entry = loaded.entry
     result = evaluation.evaluate(

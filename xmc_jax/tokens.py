@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 class TokenBatch(NamedTuple):
     """Several short texts a row, without padding between them.
 
-    Text ``b`` of the batch is segment ``text_segment[b]`` of row ``text_row[b]``. One text a row is the
-    same thing with every segment 1. Arrays are NumPy arrays of small unsigned types on the host and
-    JAX arrays on the device; models widen them.
+    Text ``b`` of the batch is segment ``text_segment[b]`` of row ``text_row[b]``. One text a row is
+    the same thing with every segment 1. Arrays are NumPy arrays of small unsigned types on the host
+    and JAX arrays on the device; models widen them.
 
     Attributes:
       ids: ``[R, T]`` token ids; what stands in padding is never read.

@@ -260,8 +260,8 @@ class _Loop:
         if found is None:
             if due != epoch:
                 raise TrainingError(
-                    f"{run.folder / 'refresh' / str(due)} is missing: epoch {epoch} cannot be resumed "
-                    "exactly. Remove the newest checkpoints to go back before that refresh."
+                    f"{run.folder / 'refresh' / str(due)} is missing: epoch {epoch} cannot be "
+                    "resumed exactly. Remove the newest checkpoints to go back before that refresh."
                 )
             found = mining.refresh(
                 run.folder,
@@ -350,8 +350,8 @@ class _Loop:
             raise TrainingError(
                 f"step {number} (epoch {epoch}): loss {values['loss']}, gradient norm "
                 f"{values['gradient_norm']}. Training stopped; the last good checkpoint is that of "
-                f"step {last[-1] if last else 'none'} in {self.run.folder / 'checkpoints'}. Lower the "
-                "learning rates (config.lr) or set config.lr.clip_norm=1, in a new --workdir."
+                f"step {last[-1] if last else 'none'} in {self.run.folder / 'checkpoints'}. Lower "
+                "the learning rates (config.lr) or set config.lr.clip_norm=1, in a new --workdir."
             )
         self.bar.set_postfix_str(
             f"loss {values['loss']:.3f}"

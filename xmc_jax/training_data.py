@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from scipy.sparse import csr_matrix
 
 from xmc_jax import catalog
-from xmc_jax.data import corpus, formats, splits
+from xmc_jax.data import corpus, formats, layouts, splits
 from xmc_jax.data.corpus import TokenStore
 from xmc_jax.data.dataset import Dataset, filter_matrix
 
@@ -77,14 +77,15 @@ def read_dataset(config: ConfigDict) -> tuple[Dataset, catalog.Entry, Path]:
     Returns:
       The data set, its catalog entry, and the folder or file it came from.
     """
-    entry = catalog.find(config.dataset)
-    text = entry.text if entry else "title"
     source = formats.find_folder(config.dataset, config.data or None)
+    entry = catalog.find(config.dataset) or catalog.find(layouts.detect(source).name)
+    text = entry.text if entry else "title"
     folder = formats.ensure_canonical(source, text=text, cache_root=cache_folder() / "datasets")
     dataset = formats.load(folder, text=text)
     if entry is None:
+        num_rows, num_labels = dataset.train.labels.shape
         entry = catalog.default_entry(
-            dataset.name, *dataset.train.labels.shape, len(dataset.test.texts), config.max_length
+            dataset.name, num_rows, len(dataset.test), num_labels, config.max_length
         )
     return dataset, entry, source
 
@@ -159,8 +160,18 @@ def hold_out(
 
 
 def scatter_rows(matrix: csr_matrix, rows: np.ndarray, num_rows: int) -> csr_matrix:
-    """A matrix of ``num_rows`` rows whose ``rows`` (ascending) are those given, the others empty."""
+    """A matrix of ``num_rows`` rows whose ``rows`` (ascending) are given, the others empty."""
     sizes = np.zeros(num_rows, np.int64)
     sizes[rows] = np.diff(matrix.indptr)
     indptr = np.concatenate([[0], np.cumsum(sizes)])
     return csr_matrix((matrix.data, matrix.indices, indptr), shape=(num_rows, matrix.shape[1]))
+
+
+def token_counts(stores: Sequence[TokenStore], vocab_size: int) -> np.ndarray:
+    """Occurrences of every token, ``[vocab_size]`` int64; reads in blocks."""
+    counts = np.zeros(vocab_size, np.int64)
+    block = 1 << 24
+    for store in stores:
+        for start in range(0, len(store.ids), block):
+            counts += np.bincount(store.ids[start : start + block], minlength=vocab_size)
+    return counts

@@ -117,7 +117,7 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class MetricsLog:
-    """``metrics.jsonl``: one object a line, each with a step; TensorBoard scalars where installed."""
+    """``metrics.jsonl``, one object a line, each with a step; TensorBoard scalars if installed."""
 
     def __init__(self, workdir: Path, first_step: int) -> None:
         """Open the log, dropping what a killed run wrote past the checkpoint it resumes from."""
