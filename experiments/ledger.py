@@ -1,0 +1,263 @@
+"""The ledger of experiments: rows as JSON lines, rendered into README.md.
+
+A row keeps its whole configuration. A run is there already if a row has the same data set and seed
+and the same value of every field that both configurations have: a row outlives fields that are
+added later, but not a changed default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from configs import unidec
+from xmc_jax.workdir import flatten
+
+ROOT = Path(__file__).parents[1]
+LEDGER = Path(__file__).with_name("ledger.jsonl")
+README = Path(__file__).with_name("README.md")
+COLUMNS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
+NOT_COMPARED = ("data", "seed")  # where the data lies; the seed has a field of its own
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """What a paper prints for the same comparison on its own data.
+
+    Attributes:
+      data: the paper's data set.
+      source: paper and table.
+      heads: six figures a head, in the order of ``COLUMNS``; None where none is printed.
+    """
+
+    data: str
+    source: str
+    heads: Mapping[str, Sequence[float | None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of a table: the data set's configuration and what differs from it.
+
+    Attributes:
+      name: what the table calls it.
+      overrides: dotted names of configuration fields and their values.
+      published: figures to compare with.
+    """
+
+    name: str
+    overrides: Mapping[str, Any]
+    published: tuple[Published, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of runs.
+
+    Attributes:
+      name: of the script; the README's markers bear it.
+      title: heading in the README.
+      rows: its lines.
+      heads: which heads are shown.
+    """
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    heads: tuple[str, ...] = ("concat",)
+
+
+def configuration(dataset: str, row: Row, seed: int) -> ConfigDict:
+    """The configuration that a row trains with.
+
+    Args:
+      dataset: the part after the colon of ``--config=configs/unidec.py:...``.
+      row: what differs.
+      seed: ``config.seed``.
+
+    Raises:
+      KeyError: an override names a field that the configuration lacks.
+    """
+    config = unidec.get_config(dataset)
+    with config.unlocked():
+        config.update_from_flattened_dict(_known(config, {**row.overrides, "seed": seed}))
+    return config
+
+
+def _known(config: ConfigDict, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    unknown = values.keys() - flatten(config.to_dict()).keys()
+    if unknown:
+        raise KeyError(f"configs/unidec.py has no field {', '.join(sorted(unknown))}")
+    return values
+
+
+def compared(config: ConfigDict) -> dict[str, Any]:
+    """The fields that make two runs the same one, as JSON gives them back."""
+    flat = flatten(json.loads(json.dumps(config.to_dict())))
+    return {name: value for name, value in flat.items() if name not in NOT_COMPARED}
+
+
+def read(path: Path = LEDGER) -> list[dict[str, Any]]:
+    """All rows, oldest first; none where there is no file.
+
+    Raises:
+      ValueError: a line is not JSON; with file and line.
+    """
+    if not path.exists():
+        return []
+    rows = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(
+                f"{path}, line {number}: not JSON ({error}); expected one object a line. Remove "
+                "the line: the run is then made again."
+            ) from error
+    return rows
+
+
+def append(row: Mapping[str, Any], path: Path = LEDGER) -> None:
+    """Adds a row, with the date and, unless it has them, the commit and the device."""
+    stamp = {"date": datetime.date.today().isoformat(), "commit": commit(), "device": device()}
+    stamped = {**stamp, **row}
+    with path.open("a") as file:
+        file.write(json.dumps(stamped) + "\n")
+
+
+def find(
+    rows: Iterable[Mapping[str, Any]], dataset: str, config: ConfigDict
+) -> Mapping[str, Any] | None:
+    """The newest training row of this data set, seed and configuration, or None."""
+    wanted, found = compared(config), None
+    for row in rows:
+        if row.get("kind") != "train":
+            continue
+        if (row["dataset"], row["seed"]) != (dataset, config.seed):
+            continue
+        have = row["config"]
+        if all(have[name] == wanted[name] for name in have.keys() & wanted.keys()):
+            found = row
+    return found
+
+
+def commit() -> str:
+    """Short commit of the checkout, with a plus where package or configs differ from it."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", "xmc_jax", "configs")
+        return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+    except OSError:
+        return ""
+
+
+def device() -> str:
+    """The processor and its cores, or the accelerator that JAX is told to use."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        if found.returncode == 0 and found.stdout and os.environ.get("JAX_PLATFORMS") != "cpu":
+            return found.stdout.splitlines()[0].strip()
+    except OSError:
+        pass
+    model = platform.processor() or platform.machine()
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        lines = information.read_text().splitlines()
+        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+        model = names[0] if names else model
+    return f"{model}, {os.cpu_count()} cores"
+
+
+def render(table: Table, datasets: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table as Markdown: mean and standard deviation over the seeds that were run.
+
+    Args:
+      table: what to show.
+      datasets: in this order.
+      rows: of the ledger.
+    """
+    lines = [
+        f"### {table.title}",
+        "",
+        f"`python -m experiments.{table.name} --dataset=...`; test rows, filtered, percent.",
+        "",
+        "| data | row | head | " + " | ".join(COLUMNS) + " | seconds | seeds | device, commit |",
+        "| --- | --- | --- |" + " ---: |" * (len(COLUMNS) + 1) + " --- | --- |",
+    ]
+    for dataset in datasets:
+        for row in table.rows:
+            lines += _measured(table, dataset, row, rows)
+    for row in table.rows:
+        for published in row.published:
+            for head, values in published.heads.items():
+                cells = ["" if v is None else f"{v:.2f}" for v in values]
+                lines.append(
+                    f"| {published.data} | {row.name} | {head} | {' | '.join(cells)} | | "
+                    f"| published: {published.source} |"
+                )
+    lines += ["", "Rows: " + "; ".join(f"{row.name}: {_flags(row)}" for row in table.rows) + "."]
+    return "\n".join(lines)
+
+
+def _measured(table: Table, dataset: str, row: Row, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines of a row on a data set, one a head; "not run" where no seed of it is there."""
+    seeds = sorted({r["seed"] for r in rows if r.get("kind") == "train"})
+    found = [find(rows, dataset, configuration(dataset, row, seed)) for seed in seeds]
+    found = [r for r in found if r is not None]
+    if not found:
+        return [f"| {dataset} | {row.name} | | not run |" + " |" * (len(COLUMNS) + 2)]
+    seconds = statistics.mean(r["seconds"] for r in found)
+    where = sorted({f"{r['device']}, {r['commit']}" for r in found})
+    tail = f"{seconds:.0f} | {', '.join(str(r['seed']) for r in found)} | {'; '.join(where)} |"
+    lines = []
+    for head in table.heads:
+        values = [r["metrics"][head] for r in found if head in r["metrics"]]
+        if values:
+            cells = " | ".join(spread([v[name] for v in values]) for name in COLUMNS)
+            lines.append(f"| {dataset} | {row.name} | {head} | {cells} | {tail}")
+    return lines
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean, and the standard deviation where there are several values."""
+    mean = f"{statistics.mean(values):.2f}"
+    return mean if len(values) < 2 else f"{mean} ±{statistics.stdev(values):.2f}"
+
+
+def flags(overrides: Mapping[str, Any]) -> list[str]:
+    """Command-line flags of overrides."""
+    return [f"--config.{name}={value}" for name, value in overrides.items()]
+
+
+def _flags(row: Row) -> str:
+    return f"`{' '.join(flags(row.overrides))}`" if row.overrides else "the data set's own"
+
+
+def write_section(name: str, text: str, path: Path = README) -> None:
+    """Replaces what stands between a section's markers, or adds the section at the end."""
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    whole = path.read_text() if path.exists() else "# Experiments\n"
+    section = f"{begin}\n{text}\n{end}"
+    if begin in whole and end in whole:
+        before, rest = whole.split(begin, 1)
+        whole = before + section + rest.split(end, 1)[1]
+    else:
+        whole = whole.rstrip("\n") + f"\n\n{section}\n"
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(whole)
+    os.replace(temporary, path)
