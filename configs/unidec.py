@@ -89,6 +89,7 @@ def _common(dataset: str) -> ConfigDict:
     config.encoder.remat = False  # recompute activations in the backward pass
     config.encoder.dim = 256  # of the bag encoder without embeddings [ours]
     config.encoder.dropout = 0.2  # of the bag encoder [ours]; a pretrained one keeps its own
+    config.encoder.token_dropout = 0.0  # of the bag encoder: tokens a text loses [ours]
     config.encoder.embeddings = ""  # pretrained folder whose word embeddings start the bag's table
     config.encoder.vocab_size = 30_000  # of a WordPiece vocabulary trained on the data's texts
     config.row_length = 128  # tokens in a packed row; texts longer than that: max_length

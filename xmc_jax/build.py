@@ -102,9 +102,9 @@ def encoder(
         return made, lambda key: params
     if options.embeddings:
         words = pretrained.word_embeddings(options.embeddings)
-        made = BagEncoder(*words.shape, dropout=options.dropout)
+        made = BagEncoder(*words.shape, options.dropout, options.token_dropout)
         return made, lambda key: made.with_embeddings(made.init(key), words)
-    made = BagEncoder(vocab_size, options.dim, dropout=options.dropout)
+    made = BagEncoder(vocab_size, options.dim, options.dropout, options.token_dropout)
 
     def init(key: jax.Array) -> Any:
         params = made.init(key)

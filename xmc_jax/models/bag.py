@@ -28,11 +28,13 @@ class BagEncoder:
       vocab_size: V, rows of the token table.
       dim: H.
       dropout: rate of both dropouts, in training only.
+      token_dropout: share of the tokens that a text loses in training, each by itself.
     """
 
     vocab_size: int
     dim: int
     dropout: float = 0.2
+    token_dropout: float = 0.0
     max_segments: ClassVar[int] = 255  # texts in a row: what uint8 segment ids can tell apart
 
     def init(self, key: jax.Array) -> Params:
@@ -68,10 +70,16 @@ class BagEncoder:
           ValueError: ``train=True`` without a key.
         """
         key = require_key(train, key)
-        mean_key, block_key = (None, None) if key is None else jax.random.split(key)
+        token_key, mean_key, block_key = (None,) * 3 if key is None else jax.random.split(key, 3)
         start, count = _text_spans(tokens)
         table = params["tokens"]["embedding"]
-        total = sum_of_spans(table, jnp.asarray(tokens.ids).reshape(-1), start, count)  # [B, H]
+        ids = jnp.asarray(tokens.ids).astype(jnp.int32).reshape(-1)
+        if train and self.token_dropout:
+            kept = jax.random.bernoulli(token_key, 1 - self.token_dropout, ids.shape)
+            ids = jnp.where(kept, ids, table.shape[0])
+        total = sum_of_spans(table, ids, start, count)  # [B, H]
+        if train:
+            total = total / (1 - self.token_dropout)
         x = dropout(total / jnp.maximum(count, 1)[:, None], self.dropout, mean_key)
         x = x + dropout(gelu(linear(params["block"], x)), self.dropout, block_key)
         return jnp.where((count > 0)[:, None], x, 0)  # an empty slot is not the bias either
@@ -118,7 +126,7 @@ def sum_of_spans(
 
     Args:
       table: ``[V, H]``.
-      flat_ids: ``[n]`` row numbers of the table.
+      flat_ids: ``[n]`` row numbers of the table; one past its end adds nothing.
       start, count: ``[B]`` int32.
 
     Returns:
@@ -131,6 +139,7 @@ def sum_of_spans(
         for j in range(unroll):
             inside = place + j < count
             ids = jnp.where(inside, _ids_at(flat_ids, start + place + j), 0)
+            inside &= ids < table.shape[0]
             rows = jnp.take(table, ids, axis=0, mode="clip")
             total = total + jnp.where(inside[:, None], rows, 0)
         return place + unroll, total
