@@ -88,7 +88,10 @@ def best_step(workdir: Path) -> int | None:
     """The sound checkpoint with the best held-out score; the last one where none was scored."""
     best, best_score = None, float("-inf")
     for step in steps(workdir):
-        if _damage(workdir / "checkpoints" / str(step)) is not None:
+        folder = workdir / "checkpoints" / str(step)
+        problem = _damage(folder)
+        if problem is not None:
+            logging.warning("%s is damaged (%s): left out.", folder, problem)
             continue
         score = info(workdir, step).get("held_out")
         if score is None:
@@ -101,6 +104,8 @@ def best_step(workdir: Path) -> int | None:
 def restore_latest(workdir: Path, like: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
     """The newest checkpoint that is whole, or None where there is none.
 
+    Damaged newer ones are set aside under another name, so that training can write them again.
+
     Args:
       workdir: the run's work directory.
       like: a state (arrays or shapes) of the model that is to be restored.
@@ -111,7 +116,7 @@ def restore_latest(workdir: Path, like: TrainState) -> tuple[TrainState, dict[st
     Raises:
       CheckpointError: the checkpoint is of another model, or all are damaged.
     """
-    found = steps(workdir)
+    found, damaged = steps(workdir), []
     for step in reversed(found):
         folder = workdir / "checkpoints" / str(step)
         problem = _damage(folder)
@@ -129,8 +134,13 @@ def restore_latest(workdir: Path, like: TrainState) -> tuple[TrainState, dict[st
             except Exception as error:
                 problem = _first_line(error)
             else:
+                for path in damaged:
+                    aside = path.with_name(f"{path.name}.damaged")
+                    _remove(aside)
+                    os.rename(path, aside)
                 return TrainState(**model, **rest), info(workdir, step)
         logging.warning("%s is damaged (%s): falling back to the one before.", folder, problem)
+        damaged.append(folder)
     if found:
         raise CheckpointError(
             f"{workdir / 'checkpoints'}: none of the checkpoints {found} can be read. Remove the "
@@ -157,7 +167,15 @@ def restore_model(workdir: Path, step: int, like: Any) -> Any:
             f"{folder}: {problem}. Sound checkpoints here: "
             f"{[s for s in steps(workdir) if _damage(folder.with_name(str(s))) is None]}."
         )
-    return _read(folder / "model", like)
+    try:
+        return _read(folder / "model", like)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{folder / 'model'} cannot be read ({_first_line(error)}). Take another of the "
+            f"checkpoints {steps(workdir)}, or run training on it again."
+        ) from error
 
 
 def prune(workdir: Path, *, keep_last: int = 2) -> None:
@@ -189,16 +207,18 @@ def _read(folder: Path, like: Any) -> Any:
 
 
 def _check_same_model(folder: Path, stored: Any, like: Any) -> None:
-    """Compare names and shapes before anything is read, so that the error names arrays."""
+    """Compare names, shapes and types before anything is read: the error names arrays."""
 
-    def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    def shapes(tree: Any) -> dict[str, str]:
         leaves = jax.tree_util.tree_leaves_with_path(
             tree, is_leaf=lambda x: hasattr(x, "shape") and hasattr(x, "dtype")
         )
         clean = lambda path: "/".join(
             str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path
         )
-        return {clean(path): tuple(x.shape) for path, x in leaves if hasattr(x, "shape")}
+        return {
+            clean(path): f"{tuple(x.shape)} {x.dtype}" for path, x in leaves if hasattr(x, "shape")
+        }
 
     have, want = shapes(stored), shapes(like)
     different = sorted(
@@ -218,10 +238,10 @@ def _check_same_model(folder: Path, stored: Any, like: Any) -> None:
 def _damage(folder: Path) -> str | None:
     """Why a checkpoint must not be read, or None."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
+        files = json.loads((folder / MANIFEST).read_text())["files"].items()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return f"its {MANIFEST} cannot be read: {_first_line(error)}"
-    for name, size in manifest["files"].items():
+    for name, size in files:
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"

@@ -13,6 +13,7 @@ import dataclasses
 import os
 import shutil
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from xmc_jax.data import index as indexes
 from xmc_jax.embedding import Embedder
 from xmc_jax.training_data import TrainingData
 from xmc_jax.workdir import write_json
+
+BLOCK_ROWS = 65_536  # training rows whose negatives are in memory at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,14 +91,38 @@ def refresh(
     """
     target = workdir / "refresh" / str(epoch)
     temporary = target.with_name(f"{epoch}.tmp")
-    if temporary.exists():
-        shutil.rmtree(temporary)
-    temporary.mkdir(parents=True)
-    times: dict[str, Any] = {}
+    _remove(temporary)
+    try:
+        temporary.mkdir(parents=True)
+        times = _write(temporary, epoch, config, data, embedder, params, levels)
+        write_json(temporary / "info.json", {"epoch": epoch, **times})
+        _remove(target)
+        os.rename(temporary, target)
+    except OSError as error:
+        _remove(temporary)
+        cause = error.strerror or error
+        raise OSError(
+            f"{target}: the refresh before epoch {epoch} could not be written ({cause}). Free some "
+            "space, then run the same command again to continue."
+        ) from error
+    logging.info("refresh before epoch %d: %s", epoch, times)
+    return load(workdir, epoch)
+
+
+def _write(
+    folder: Path,
+    epoch: int,
+    config: ConfigDict,
+    data: TrainingData,
+    embedder: Embedder,
+    params: Any,
+    levels: int,
+) -> dict[str, Any]:
+    """Clusters and hard negatives of all rows, into a folder; returns what took how long."""
     started = time.perf_counter()
     rows = data.rows
     queries = embedder.de(params, data.train_tokens, rows)
-    times["embed_queries"] = _lap(started)
+    times: dict[str, Any] = {"embed_queries": _lap(started)}
     if config.batching == "joined":
         smallest = config.cluster_schedule[0][1]
         levels = batches.cluster_levels(len(rows), config.batch_size, "joined", smallest)
@@ -104,20 +131,14 @@ def refresh(
         order, offsets = clustering.balanced_clusters(
             queries, levels, seed=config.seed + 7919 * epoch
         )
-        np.save(temporary / "order.npy", order)
-        np.save(temporary / "offsets.npy", offsets)
         times["cluster"] = _lap(started)
     else:
-        np.save(temporary / "order.npy", np.arange(len(rows)))
-        np.save(temporary / "offsets.npy", np.array([0, len(rows)]))
+        order, offsets = np.arange(len(rows)), np.array([0, len(rows)])
+    np.save(folder / "order.npy", order)
+    np.save(folder / "offsets.npy", offsets)
     if config.hard_negatives:
-        times.update(_mine(temporary, config, data, embedder, params, rows, queries))
-    write_json(temporary / "info.json", {"epoch": epoch, **times})
-    if target.exists():
-        shutil.rmtree(target)
-    os.rename(temporary, target)
-    logging.info("refresh before epoch %d: %s", epoch, times)
-    return load(workdir, epoch)
+        times.update(_mine(folder, config, data, embedder, params, rows, queries))
+    return times
 
 
 def _mine(
@@ -138,23 +159,24 @@ def _mine(
     found = indexes.Index.build(labels, kind, seed=config.seed)
     times["index"], times["build"] = kind, _lap(started)
     started = time.perf_counter()
-    width = config.eta * config.refresh_epochs
-    mined = np.lib.format.open_memmap(
-        folder / "hard_negatives.npy", "w+", np.int32, (data.labels.shape[0], width)
-    )
-    mined[:] = -1
-    filters = data.filters
-    block = 65_536  # rows in memory at once
-    for start in range(0, len(rows), block):
-        part = rows[start : start + block]
-        mined[part] = indexes.mine(
-            queries[start : start + block],
-            found,
-            labels=data.labels[part],
-            filters=None if filters is None else filters[part],
-            width=width,
-        )
-    mined.flush()
+    shape = (data.labels.shape[0], config.eta * config.refresh_epochs)
+    # Written as a stream: in a memory map a full disk would be a SIGBUS, not an error.
+    with open(folder / "hard_negatives.npy", "wb") as file:
+        header = {"descr": "<i4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for first in range(0, shape[0], BLOCK_ROWS):
+            size = min(BLOCK_ROWS, shape[0] - first)
+            begin, end = np.searchsorted(rows, [first, first + size])
+            part = rows[begin:end]
+            block = np.full((size, shape[1]), -1, "<i4")
+            block[part - first] = indexes.mine(
+                queries[begin:end],
+                found,
+                labels=data.labels[part],
+                filters=None if data.filters is None else data.filters[part],
+                width=shape[1],
+            )
+            file.write(block)
     times["search"] = _lap(started)
     return times
 
@@ -176,14 +198,19 @@ def choose_index(kind: str, num_queries: int, num_labels: int, dim: int) -> str:
     return kind
 
 
-def prune(workdir: Path, epoch: int, keep: int = 3) -> None:
-    """Remove refreshes older than the last ``keep``: checkpoints that need them are gone too."""
+def prune(workdir: Path, keep: Collection[int]) -> None:
+    """Remove what a kill left, and all refreshes but those of the epochs ``keep``."""
     folder = workdir / "refresh"
     if not folder.is_dir():
         return
-    old = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and int(p.name) <= epoch)
-    for name in old[:-keep]:
-        shutil.rmtree(folder / str(name))
+    for path in folder.iterdir():
+        if not path.name.isdigit() or int(path.name) not in keep:
+            _remove(path)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def _lap(started: float) -> float:

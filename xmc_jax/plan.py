@@ -1,24 +1,99 @@
-"""What a run derives from its data and its device, and the memory that it will need."""
+"""What is checked in a configuration, and what a run derives from its data and its device."""
 
 from __future__ import annotations
 
-import os
+import difflib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from xmc_jax.data import batches, pools
+from xmc_jax.data import index as indexes
 from xmc_jax.data.dataset import Dataset
 
 SAMPLE_TEXTS = 10_000
-SHARE_OF_MEMORY = 0.9
+NAMES = {
+    "batching": batches.BATCHINGS,
+    "fill": pools.FILLS,
+    "index": ("auto", *indexes.KINDS),
+    "table.init": ("labels", "normal"),
+    "table.dtype": ("float32", "bfloat16"),
+    "encoder.compute_dtype": ("float32", "bfloat16"),
+    "encoder.pooling": ("mean", "cls"),
+}
+BOUNDS = {  # at least, at most
+    "batch_size": (1, None),
+    "pool_size": (1, None),
+    "epochs": (1, None),
+    "max_minutes": (0, None),
+    "max_length": (1, None),
+    "row_length": (1, None),
+    "head_dim": (0, None),
+    "head_dropout": (0, 0.99),
+    "beta": (1, None),
+    "eta": (0, None),
+    "extra_positives": (0, None),
+    "extra_pool_size": (0, None),
+    "refresh_epochs": (1, None),
+    "warmup_epochs": (0, None),
+    "eval_epochs": (1, None),
+    "log_steps": (1, None),
+    "held_out_share": (0, 0.99),
+    "held_out_rows": (0, None),
+    "de_weight": (0, 1),
+    "de.query_weight": (0, 1),
+    "clf.query_weight": (0, 1),
+    "de.temperature": (1e-4, None),
+    "clf.temperature": (1e-4, None),
+    "clf.bce_weight": (0, None),
+    "encoder.dim": (1, None),
+    "encoder.dropout": (0, 0.99),
+    "encoder.vocab_size": (256, None),
+    "lr.encoder": (0, None),
+    "lr.heads": (0, None),
+    "lr.table": (0, None),
+    "lr.warmup": (0, 1),
+    "lr.weight_decay": (0, None),
+    "lr.clip_norm": (0, None),
+}
 
 
 class PlanError(ValueError):
     """The run cannot be carried out as configured."""
+
+
+def check(config: ConfigDict) -> None:
+    """Check names and numbers of a configuration; fields that are None are left to `resolve`.
+
+    Raises:
+      PlanError: an unknown name (with the nearest one), or a number out of range.
+    """
+    for field, known in NAMES.items():
+        value = field_of(config, field)
+        if value not in known:
+            near = difflib.get_close_matches(str(value), known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise PlanError(
+                f"config.{field} = {value!r}: expected one of {', '.join(known)}.{hint}"
+            )
+    for field, (low, high) in BOUNDS.items():
+        value = field_of(config, field)
+        if value is None or (value >= low and (high is None or value <= high)):
+            continue
+        expected = f"at least {low}" if high is None else f"{low} to {high}"
+        raise PlanError(f"config.{field} = {value!r}: expected {expected}.")
+    if config.batching == "joined":
+        batches.cluster_size(0, config.cluster_schedule)  # raises for a wrong schedule
+
+
+def field_of(config: ConfigDict, dotted: str) -> Any:
+    """Value of a field such as ``lr.encoder``."""
+    for name in dotted.split("."):
+        config = config[name]
+    return config
 
 
 def resolve(config: ConfigDict, dataset: Dataset) -> tuple[ConfigDict, dict[str, Any]]:
@@ -56,7 +131,13 @@ def resolve(config: ConfigDict, dataset: Dataset) -> tuple[ConfigDict, dict[str,
     rate = 2e-3 if config.encoder.name == "bag" else 1e-4
     fill(config.lr, "encoder", rate, "lr.encoder")
     fill(config.lr, "heads", 2e-3 if config.encoder.name == "bag" else 2e-4, "lr.heads")
-    del num_labels
+    if config.index == "auto" and (config.batching != "random" or config.hard_negatives):
+        accelerator = jax.default_backend() != "cpu"
+        kind, seconds = indexes.choose(
+            rows, num_labels, config.head_dim or 768, accelerator=accelerator
+        )
+        config.index = kind
+        chosen["index"] = f"{kind}, about {seconds:.0f} s a search"
     return config, chosen
 
 
@@ -76,66 +157,6 @@ def _max_length(dataset: Dataset) -> int:
 def _word_counts(texts: Sequence[str]) -> np.ndarray:
     step = max(1, len(texts) // SAMPLE_TEXTS)
     return np.array([len(texts[i].split()) for i in range(0, len(texts), step)])
-
-
-def available_bytes() -> int:
-    """Memory that the device has for this run: the card's limit, or what the host has free."""
-    stats = jax.devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return int(stats["bytes_limit"])
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        free = int(lines["MemAvailable"].split()[0]) * 1024
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.exists() and limit.read_text().strip().isdigit():
-        free = min(free, int(limit.read_text()))
-    return free
-
-
-def memory(config: ConfigDict, sizes: dict[str, int], available: int | None = None) -> list[str]:
-    """State the memory of a run, and refuse one that needs over 90 % of what there is.
-
-    Args:
-      config: a resolved configuration.
-      sizes: bytes by part: ``parameters`` (with their moments), ``table``, ``moments`` (the
-        table's), ``activations`` (temporary memory of the compiled step).
-      available: bytes there are; default: asked of the device.
-
-    Returns:
-      Lines to be printed.
-
-    Raises:
-      PlanError: it does not fit; with the settings that would.
-    """
-    available = available_bytes() if available is None else available
-    total = sum(sizes.values())
-    gigabytes = lambda n: f"{n / 2**30:.2f} GiB"
-    parts = ", ".join(f"{name} {gigabytes(n)}" for name, n in sizes.items())
-    lines = [f"memory: {parts}; together {gigabytes(total)} of {gigabytes(available)}"]
-    if total <= SHARE_OF_MEMORY * available:
-        return lines
-    table = sizes["table"] + sizes["moments"]
-    half = (config.batch_size // 2, config.pool_size // 2)
-    smaller = "--config.batch_size={} --config.pool_size={}".format(*half)
-    saved = {
-        "--config.table.dtype=bfloat16": table / 2 if config.table.dtype == "float32" else 0,
-        f"--config.head_dim={(config.head_dim or 512) // 2}": table / 2,
-        smaller: sizes["activations"] / 2,
-        "--config.encoder.remat=True": (
-            0 if config.encoder.remat or config.encoder.name == "bag" else sizes["activations"] / 2
-        ),
-    }
-    ranked = sorted(((n, s) for s, n in saved.items() if n > 0), reverse=True)
-    fits = [s for n, s in ranked if total - n <= SHARE_OF_MEMORY * available]
-    if len(fits) < 2 and len(ranked) > 1:
-        fits.append(" ".join(s for _, s in ranked[:3]))
-    raise PlanError(
-        lines[0]
-        + f"\nThat is over {SHARE_OF_MEMORY:.0%} of what there is. Settings to try instead:\n  "
-        + "\n  ".join(fits[:2])
-    )
 
 
 def epochs_in(

@@ -18,10 +18,10 @@ from ml_collections import ConfigDict
 
 from xmc_jax import (
     build,
-    catalog,
     checkpoints,
     evaluation,
     label_pool,
+    memory,
     metrics,
     plan,
     training_data,
@@ -32,7 +32,7 @@ from xmc_jax.data import texts as text_files
 from xmc_jax.data import tokenizer as tokenizers
 from xmc_jax.embedding import Embedder
 from xmc_jax.propensity import inverse_propensity
-from xmc_jax.train_loop import CompiledStep, Run, initial_state, memory_sizes, train
+from xmc_jax.train_loop import CompiledStep, Run, initial_state, train
 from xmc_jax.train_state import TrainState
 from xmc_jax.train_step import StepBatch
 
@@ -51,15 +51,44 @@ def start(config: ConfigDict, folder: Path) -> dict[str, Any]:
     Raises:
       WorkdirError, PlanError, CheckpointError, TrainingError: with what to do.
     """
-    given = config.to_dict()
-    meta = workdir.open_run(folder, given)
+    plan.check(config)
+    build.objective(config)  # names of losses
+    meta = workdir.open_run(folder, config.to_dict())
+    try:
+        run, step, params, meta = _prepare(config, folder, meta)
+    except BaseException:
+        workdir.discard(folder)
+        raise
+    run.epochs = meta["epochs"]
+    restored = checkpoints.restore_latest(
+        folder, jax.eval_shape(lambda: initial_state(run, params, step.optimizer, table=False))
+    )
+    if restored is None:
+        state, info = initial_state(run, params, step.optimizer), {}
+    else:
+        state, info = restored
+        logging.info("continuing %s from step %d of %d", folder, int(state.step), run.total_steps)
+    if int(state.step) < run.total_steps or not info.get("evaluated"):
+        state = train(run, state, step)
+    del state
+    opened = open_run(folder, run=run)
+    if run.data.test is None and run.data.held_out is None:
+        logging.info("no test rows and no held-out rows: there is nothing to evaluate on")
+        return {}
+    return evaluate_run(opened, split="test" if run.data.test else "held_out")
+
+
+def _prepare(
+    config: ConfigDict, folder: Path, meta: dict[str, Any] | None
+) -> tuple[Run, CompiledStep, Any, dict[str, Any]]:
+    """Everything up to the first step: the run, its step, first parameters and meta data."""
     dataset, entry, source = training_data.read_dataset(config)
     if meta is None:
         resolved, chosen = plan.resolve(config, dataset)
         for name, value in chosen.items():
             logging.info("chosen for this data and device: %s = %s", name, value)
     else:
-        resolved = ConfigDict(meta["resolved"])
+        resolved = ConfigDict({**meta["resolved"], "data": config.data})
         _check_digest(folder, meta, dataset.digest, source)
     texts = Texts(dataset.train.texts, dataset.label_texts)
     tokenizer = build.tokenizer(resolved, texts, folder / "tokenizer")
@@ -82,20 +111,8 @@ def start(config: ConfigDict, folder: Path) -> dict[str, Any]:
     params["encoder"] = init_encoder(jax.random.key(resolved.seed))
     step = CompiledStep(run)
     if meta is None:
-        meta = _begin(run, step, params, given, entry, dataset.digest, source)
-    run.epochs = meta["epochs"]
-    restored = checkpoints.restore_latest(
-        folder, jax.eval_shape(lambda: initial_state(run, params, step.optimizer, table=False))
-    )
-    if restored is None:
-        state = initial_state(run, params, step.optimizer)
-    else:
-        state = restored[0]
-        logging.info("continuing %s from step %d of %d", folder, int(state.step), run.total_steps)
-    if int(state.step) < run.total_steps or checkpoints.best_step(folder) is None:
-        state = train(run, state, step)
-    del state
-    return evaluate_run(open_run(folder, run=run), split="test" if data.test else "held_out")
+        meta = _begin(run, step, params, config.to_dict(), source)
+    return run, step, params, meta
 
 
 class Texts:
@@ -115,21 +132,16 @@ def _begin(
     step: CompiledStep,
     params: Any,
     given: dict[str, Any],
-    entry: catalog.Entry,
-    digest: str,
     source: Path,
 ) -> dict[str, Any]:
     """Say what will be done, check memory, settle the number of epochs, write ``meta.json``."""
     config, data = run.config, run.data
-    first = next(run.source.ahead(0, 0))[0]
-    state = jax.eval_shape(lambda: initial_state(run, params, step.optimizer, table=False))
-    sizes = memory_sizes(state, step.compile(state, first))
     print(
         f"{data.dataset.name}: {len(data.rows):,} training rows, {data.num_labels:,} labels, "
         f"{config.encoder.name} encoder, {run.source.batch_size} queries and "
         f"{run.source.pool_size} labels a batch, {run.source.steps_per_epoch:,} steps an epoch"
     )
-    for line in plan.memory(config, sizes):
+    for line in memory.state(run, step):
         print(line)
     epochs = config.epochs
     if config.max_minutes > 0:
@@ -142,13 +154,12 @@ def _begin(
         "epochs": epochs,
         "encoder": build.describe_encoder(run.model.encoder),
         "num_labels": data.num_labels,
-        "entry": dataclasses.asdict(entry),
-        "data": {"digest": digest, "folder": str(source)},
+        "entry": dataclasses.asdict(data.entry),
+        "data": {"digest": data.dataset.digest, "folder": str(source.absolute())},
         "versions": workdir.versions(),
         "device": str(jax.devices()[0]),
     }
-    workdir.write_json(run.folder / "meta.json", meta)
-    return workdir.read_json(run.folder / "meta.json")
+    return workdir.begin(run.folder, meta)
 
 
 def _epochs_in_budget(run: Run, params: Any, step: CompiledStep) -> int:
@@ -221,7 +232,8 @@ class OpenRun:
         """The run's data set; ``data`` says where it is now if it was moved."""
         if self.data is None:
             config = self.config.copy_and_resolve_references()
-            config.data = data or config.data
+            there = self.meta["data"]["folder"]  # where it was when the run began
+            config.data = data or (there if Path(there).exists() else config.data)
             dataset, entry, source = training_data.read_dataset(config)
             _check_digest(self.folder, self.meta, dataset.digest, source)
             self.data = training_data.load(config, dataset, entry, self.tokenizer)
@@ -280,6 +292,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Evaluate an opened run on a split and write ``eval-<split>-<step>.json``.
 
+    Heads, index or cut-offs other than the usual ones are added to the file's name.
+
     Args:
       opened: the run.
       split: ``test`` or ``held_out``.
@@ -322,7 +336,13 @@ def evaluate_run(
         "propensity": {"a": entry.a, "b": entry.b},
         **result,
     }
-    workdir.write_json(opened.folder / f"eval-{split}-{opened.step}.json", result)
+    parts = [split, str(opened.step), *(heads or ()), *([kind] if kind != "exact" else [])]
+    if ks != (1, 3, 5):
+        parts += [f"at{k}" for k in ks]
+    try:
+        workdir.write_json(opened.folder / f"eval-{'-'.join(parts)}.json", result)
+    except OSError as error:  # somebody else's work directory
+        logging.warning("%s The evaluation is not kept there.", error)
     return json.loads(json.dumps(result))
 
 

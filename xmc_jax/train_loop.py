@@ -20,7 +20,14 @@ from xmc_jax import build, checkpoints, evaluation, label_pool, mining, workdir
 from xmc_jax.batch_source import BatchSource
 from xmc_jax.embedding import Embedder
 from xmc_jax.propensity import inverse_propensity
-from xmc_jax.train_state import TrainState, make_optimizer, new_state, num_bytes, warmup_cosine
+from xmc_jax.stopper import Interrupted, Stopper
+from xmc_jax.train_state import (
+    TrainState,
+    all_finite,
+    make_optimizer,
+    new_state,
+    warmup_cosine,
+)
 from xmc_jax.train_step import StepBatch, make_train_step
 from xmc_jax.training_data import TrainingData
 
@@ -30,10 +37,6 @@ SAVE_SECONDS = 600  # between checkpoints within an epoch
 
 class TrainingError(RuntimeError):
     """Training cannot go on."""
-
-
-class Interrupted(SystemExit):
-    """A signal asked for the end; the state was saved."""
 
 
 @dataclasses.dataclass
@@ -103,26 +106,6 @@ class CompiledStep:
         return self.compile(state, batch)(state, batch, np.float32(factor))
 
 
-class Stopper:
-    """Turns SIGTERM and Ctrl-C into a request that the loop reads between steps."""
-
-    def __enter__(self) -> Stopper:
-        """Install the handlers."""
-        self.signal = 0
-        self._before = {s: signal.signal(s, self._ask) for s in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Put the old handlers back."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: object) -> None:
-        if self.signal:  # a second Ctrl-C does not wait
-            raise KeyboardInterrupt
-        self.signal = number
-
-
 def initial_state(run: Run, params: Any, optimizer: Any, *, table: bool = True) -> TrainState:
     """Step 0; the classifier table starts from DE label embeddings or noise.
 
@@ -149,18 +132,6 @@ def initial_state(run: Run, params: Any, optimizer: Any, *, table: bool = True) 
             f"config.table.init = {config.table.init!r}: expected 'labels' or 'normal'."
         )
     return new_state(params, optimizer, label_pool.to_storage(rows, config.table.dtype))
-
-
-def memory_sizes(state: TrainState, compiled: Any) -> dict[str, int]:
-    """Bytes of the parts that ``plan.memory`` states."""
-    analysis = compiled.memory_analysis()
-    table_state = state.table_state
-    return {
-        "parameters": num_bytes((state.params, state.opt_state)),
-        "table": num_bytes(state.table),
-        "moments": num_bytes(table_state),
-        "activations": int(getattr(analysis, "temp_size_in_bytes", 0)),
-    }
 
 
 def held_out_score(run: Run, state: TrainState) -> tuple[float, dict[str, float]] | None:
@@ -222,6 +193,7 @@ def train(run: Run, state: TrainState, step: CompiledStep) -> TrainState:
                 loop.use_refresh(state, epoch)
             state = loop.epoch(state, epoch, first)
         loop.evaluate_and_save(state, run.epochs)
+        loop.stop_if_asked(state)
     logging.info("%d shapes of the step were compiled", len(step.compiled))
     log.close()
     return state
@@ -263,23 +235,39 @@ class _Loop:
                     f"{run.folder / 'refresh' / str(due)} is missing: epoch {epoch} cannot be "
                     "resumed exactly. Remove the newest checkpoints to go back before that refresh."
                 )
-            found = mining.refresh(
-                run.folder,
-                epoch,
-                run.config,
-                run.data,
-                run.embedder,
-                state.params,
-                run.source.levels,
-            )
-        mining.prune(run.folder, due)
+            found = self._refresh_now(state, epoch)
+        mining.prune(run.folder, {due, *self._refreshes_of_checkpoints()})
         run.source.use(found)
+
+    def _refresh_now(self, state: TrainState, epoch: int) -> mining.Refresh:
+        """Make a refresh; the state was saved before, so that a signal need not wait."""
+        run = self.run
+        try:
+            with self.stopper.at_once():
+                return mining.refresh(
+                    run.folder,
+                    epoch,
+                    run.config,
+                    run.data,
+                    run.embedder,
+                    state.params,
+                    run.source.levels,
+                )
+        except Interrupted:
+            self._say_how_to_continue(state)
+            raise
+
+    def _refreshes_of_checkpoints(self) -> set[int | None]:
+        """Epochs of the refreshes that a run resumed from any of the checkpoints would read."""
+        folder = self.run.folder
+        infos = [checkpoints.info(folder, step) for step in checkpoints.steps(folder)]
+        return {mining.due(self.run.config, info["epoch"]) for info in infos if "epoch" in info}
 
     def evaluate_and_save(self, state: TrainState, epoch: int) -> None:
         """Held-out metrics, a checkpoint with the score, and no more checkpoints than needed."""
-        self.read_all(epoch - 1)
         if self.saved_step == int(state.step):
             return
+        self.settle(state, epoch - 1)
         started = time.perf_counter()
         found = held_out_score(self.run, state)
         score = None
@@ -299,7 +287,8 @@ class _Loop:
         self, state: TrainState, epoch: int, score: float | None = None, *, evaluated: bool = False
     ) -> None:
         """Write a checkpoint and remove what is no longer needed."""
-        self.read_all(epoch)
+        if not evaluated:
+            self.settle(state, epoch)
         facts = {"epoch": epoch, "held_out": score, "evaluated": evaluated}
         checkpoints.save(self.run.folder, state, facts)
         checkpoints.prune(self.run.folder)
@@ -336,8 +325,14 @@ class _Loop:
         )
         return state
 
+    def settle(self, state: TrainState, epoch: int) -> None:
+        """Wait for all steps, check losses and the state: nothing that is NaN is ever saved."""
+        self.read_all(epoch)
+        if not all_finite(state):  # the last update may overflow though its loss was a number
+            raise self._diverged(int(state.step), epoch, "values in the state that are not finite")
+
     def read_all(self, epoch: int) -> None:
-        """Wait for all steps and check their losses: nothing that is NaN is ever saved."""
+        """Wait for all steps and check their losses."""
         while self.waiting:
             self.read_one(epoch)
 
@@ -346,13 +341,8 @@ class _Loop:
         number, parts, stats = self.waiting.popleft()
         values = {name: float(value) for name, value in parts.items()}
         if not math.isfinite(values["loss"]) or not math.isfinite(values["gradient_norm"]):
-            last = checkpoints.steps(self.run.folder)
-            raise TrainingError(
-                f"step {number} (epoch {epoch}): loss {values['loss']}, gradient norm "
-                f"{values['gradient_norm']}. Training stopped; the last good checkpoint is that of "
-                f"step {last[-1] if last else 'none'} in {self.run.folder / 'checkpoints'}. Lower "
-                "the learning rates (config.lr) or set config.lr.clip_norm=1, in a new --workdir."
-            )
+            what = f"loss {values['loss']}, gradient norm {values['gradient_norm']}"
+            raise self._diverged(number, epoch, what)
         self.bar.set_postfix_str(
             f"loss {values['loss']:.3f}"
             + (
@@ -372,14 +362,31 @@ class _Loop:
             }
             self.log.write(number, epoch=epoch, **values, lr=rates, pool=stats)
 
+    def _diverged(self, step: int, epoch: int, what: str) -> TrainingError:
+        saved = checkpoints.steps(self.run.folder)
+        last = f"that of step {saved[-1]} in" if saved else "none in"
+        return TrainingError(
+            f"step {step} (epoch {epoch}): {what}. Training stopped; the last good checkpoint is "
+            f"{last} {self.run.folder / 'checkpoints'}. Lower the learning rates (config.lr) or "
+            "set config.lr.clip_norm=1, in a new --workdir."
+        )
+
     def _stop_or_save(self, state: TrainState, epoch: int) -> None:
         if self.stopper.signal:
             self.save(state, epoch)
-            name = signal.Signals(self.stopper.signal).name
-            tqdm.write(
-                f"{name}: saved step {int(state.step)} in {self.run.folder}. Run the same command "
-                "again to continue."
-            )
-            raise Interrupted(128 + self.stopper.signal)
+            self.stop_if_asked(state)
         if time.monotonic() - self.saved_at > SAVE_SECONDS:
             self.save(state, epoch)
+
+    def stop_if_asked(self, state: TrainState) -> None:
+        """Stop if a signal came; the state has been saved."""
+        if self.stopper.signal:
+            self._say_how_to_continue(state)
+            raise Interrupted(128 + self.stopper.signal)
+
+    def _say_how_to_continue(self, state: TrainState) -> None:
+        tqdm.write(
+            f"{signal.Signals(self.stopper.signal).name}: step {int(state.step)} of "
+            f"{self.run.total_steps} is saved in {self.run.folder}. Run the same command again to "
+            "continue."
+        )

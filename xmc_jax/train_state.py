@@ -102,3 +102,15 @@ def num_bytes(tree: Any) -> int:
     """Bytes of all arrays (or shapes with dtypes) of a tree."""
     leaves = jax.tree.leaves(tree)
     return sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in leaves)
+
+
+@jax.jit
+def all_finite(tree: Any) -> jax.Array:
+    """Whether no array of a tree holds NaN or infinity (uint16 = bits of bfloat16); a scalar."""
+
+    def finite(x: jax.Array) -> jax.Array:
+        if x.dtype == jnp.uint16:
+            x = jax.lax.bitcast_convert_type(x, jnp.bfloat16)
+        return jnp.isfinite(x).all()
+
+    return jnp.all(jnp.stack([finite(x) for x in jax.tree.leaves(tree)]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+# What training writes; a folder that holds one of these but no meta.json is not ours to use.
+OURS = ("checkpoints", "labels", "metrics.jsonl", "refresh", "tokenizer")
+UNFINISHED = ".unfinished"  # lies in a folder whose run has not begun yet: meta.json comes last
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "faiss-cpu")
 
 
@@ -20,10 +24,19 @@ class WorkdirError(ValueError):
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON under a temporary name, then rename."""
+    """Write JSON under a temporary name, then rename.
+
+    Raises:
+      OSError: the disk is full or read-only; nothing half-written is left.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=1, sort_keys=True, default=_plain) + "\n")
-    os.replace(temporary, path)
+    text = json.dumps(value, indent=1, sort_keys=True, default=_plain) + "\n"
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        _unlink(temporary)
+        raise OSError(f"{path} cannot be written: {error.strerror}.") from error
 
 
 def read_json(path: Path) -> Any:
@@ -33,8 +46,8 @@ def read_json(path: Path) -> Any:
       WorkdirError: no such file, or not JSON.
     """
     try:
-        return json.loads(path.read_text())
-    except FileNotFoundError as error:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise WorkdirError(
             f"{path} does not exist: {path.parent} is not a work directory of xmc_jax.train. "
             "Give the folder that training printed, with --workdir."
@@ -69,31 +82,81 @@ def open_run(workdir: Path, config: dict[str, Any]) -> dict[str, Any] | None:
 
     Args:
       workdir: the folder.
-      config: the configuration as given (before anything was derived from the data).
+      config: the configuration as given (before anything was derived from the data). Where the data
+        lie (``data``) may change: their digest is checked instead.
 
     Returns:
       The meta data of the run to be continued, or None where it is new.
 
     Raises:
-      WorkdirError: not writable, or made by another configuration (the differences are listed).
+      WorkdirError: not writable, not a work directory, or made by another configuration (the
+        differences are listed).
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        probe = workdir / ".write"
+        new = not (workdir / "meta.json").exists()
+        foreign = [name for name in OURS if (workdir / name).exists()]
+        if new and foreign and not (workdir / UNFINISHED).exists():
+            raise WorkdirError(
+                f"{workdir} is not a work directory: it has no meta.json, but holds "
+                f"{', '.join(foreign)}. Choose another --workdir."
+            )
+        probe = workdir / (UNFINISHED if new else ".write")
         probe.write_text("")
+        if new:
+            _remove_ours(workdir)  # of a start that was killed
+            return None
         probe.unlink()
     except OSError as error:
         raise WorkdirError(
             f"{workdir} cannot be written to ({error.strerror}). Choose another --workdir."
         ) from error
-    path = workdir / "meta.json"
-    if not path.exists():
-        return None
-    meta = read_json(path)
-    have, want = flatten(meta["config"]), flatten(json.loads(json.dumps(config, default=_plain)))
+    meta = read_json(workdir / "meta.json")
+    _check_same(workdir, meta["config"], config)
+    return meta
+
+
+def begin(workdir: Path, meta: dict[str, Any]) -> dict[str, Any]:
+    """Write ``meta.json``: from now on the run can be continued. Returns it as it is read back."""
+    write_json(workdir / "meta.json", meta)
+    _unlink(workdir / UNFINISHED)
+    return read_json(workdir / "meta.json")
+
+
+def discard(workdir: Path) -> None:
+    """Remove what a run left that never began; nothing where it has begun."""
+    if (workdir / "meta.json").exists() or not (workdir / UNFINISHED).exists():
+        return
+    _remove_ours(workdir)
+    _unlink(workdir / UNFINISHED)
+    try:
+        workdir.rmdir()
+    except OSError:  # it holds something else
+        return
+
+
+def _remove_ours(workdir: Path) -> None:
+    for name in OURS:
+        path = workdir / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            _unlink(path)
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:  # a disk that has become read-only
+        return
+
+
+def _check_same(workdir: Path, there: dict[str, Any], now: dict[str, Any]) -> None:
+    """Compare configurations field by field."""
+    have, want = flatten(there), flatten(json.loads(json.dumps(now, default=_plain)))
     different = [
         f"  {name}: there {have.get(name)!r}, now {want.get(name)!r}"
-        for name in sorted(have.keys() | want.keys())
+        for name in sorted((have.keys() | want.keys()) - {"data"})
         if have.get(name) != want.get(name)
     ]
     if different:
@@ -102,7 +165,6 @@ def open_run(workdir: Path, config: dict[str, Any]) -> dict[str, Any] | None:
             + "\n".join(different)
             + "\nUse the same configuration to continue it, or another --workdir to start anew."
         )
-    return meta
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -140,8 +202,18 @@ class MetricsLog:
             self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=first_step + 1)
 
     def write(self, step: int, **values: Any) -> None:
-        """Append one line."""
-        self._file.write(json.dumps({"step": step, **values}, default=_plain) + "\n")
+        """Append one line.
+
+        Raises:
+          OSError: the disk is full.
+        """
+        try:
+            self._file.write(json.dumps({"step": step, **values}, default=_plain) + "\n")
+        except OSError as error:
+            raise OSError(
+                f"{self._path}: step {step} could not be logged ({error.strerror}). Free some "
+                "space, then run the same command again to continue from the last checkpoint."
+            ) from error
         if self._board is not None:
             for name, value in flatten(values).items():
                 if isinstance(value, (int, float, np.floating, np.integer)):
