@@ -7,7 +7,9 @@ below about 500 queries; both functions here give equal scores to the lower id, 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +23,8 @@ _QUERIES = 1024  # queries of a block on an accelerator
 def exact_search(queries: np.ndarray, labels: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """The k labels of highest inner product of each query, in blocks on the host's cores.
 
-    Needs about 60 MB beside its arguments and results (``16 k`` numbers a query of a block where k
-    is in the thousands).
+    Needs about 60 MB a core beside its arguments and results (``16 k`` numbers a query of a block
+    where k is in the thousands). The result does not depend on the number of cores.
 
     Args:
       queries: ``[n, d]`` float32.
@@ -38,8 +40,9 @@ def exact_search(queries: np.ndarray, labels: np.ndarray, k: int) -> tuple[np.nd
     step = max(1, min(_TILE // max(1, width), 512))
     scores = np.full((len(queries), k), -np.inf, np.float32)
     ids = np.full((len(queries), k), -1, np.int32)
-    product = _host_product()
-    for start in range(0, len(queries), step):
+    product = host_product()
+
+    def job(start):
         block = queries[start : start + step]
         number = len(block)
         if number < step:  # few sizes, few compilations
@@ -48,10 +51,13 @@ def exact_search(queries: np.ndarray, labels: np.ndarray, k: int) -> tuple[np.nd
         for first in range(0, len(labels), width):
             s = product(block, labels[first : first + width])[:number]
             _improve(*best, s, first)
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as workers:
+        list(workers.map(job, range(0, len(queries), step)))
     return scores, ids
 
 
-def _host_product() -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def host_product() -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """``(a, b) -> a @ b.T``, by XLA on the CPU: BLAS wastes most of a busy machine in spinning."""
     try:
         cpu = jax.local_devices(backend="cpu")[0]
@@ -78,16 +84,36 @@ def _improve(scores, ids, s, first) -> None:
     if first == 0 and k < s.shape[1]:
         above = s >= np.partition(s, -k, axis=1)[:, -k, None]
     row, column = np.divmod(np.flatnonzero(above), s.shape[1])
+    merge(scores, ids, row, s[row, column], first + column)
+
+
+def merge(
+    scores: np.ndarray,
+    ids: np.ndarray,
+    row: np.ndarray,
+    new_scores: np.ndarray,
+    new_ids: np.ndarray,
+) -> None:
+    """Merges further results into the best so far; of equal scores the earlier ones stay first.
+
+    Args:
+      scores: ``[n, k]`` float32, descending; changed.
+      ids: ``[n, k]`` int32; changed.
+      row: ``[m]``, ascending: whose result it is.
+      new_scores: ``[m]``.
+      new_ids: ``[m]``.
+    """
     if row.size == 0:
         return
-    counts = np.bincount(row, minlength=len(s))
+    k = scores.shape[1]
+    counts = np.bincount(row, minlength=len(scores))
     touched = np.flatnonzero(counts)
     rank = np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
     merged = np.full((touched.size, k + counts.max()), -np.inf, np.float32)
     merged_ids = np.full(merged.shape, -1, np.int32)
     merged[:, :k], merged_ids[:, :k] = scores[touched], ids[touched]
     at = np.repeat(np.arange(touched.size), counts[touched]), k + rank
-    merged[at], merged_ids[at] = s[row, column], first + column
+    merged[at], merged_ids[at] = new_scores, new_ids
     order = np.argsort(-merged, axis=1, kind="stable")[:, :k]
     scores[touched] = np.take_along_axis(merged, order, axis=1)
     ids[touched] = np.take_along_axis(merged_ids, order, axis=1)

@@ -14,6 +14,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from xmc_jax.data.exact_search import exact_search, exact_search_jax
+from xmc_jax.data.inverted_lists import BLOCK, InvertedLists
 from xmc_jax.data.pools import contains, row_entries
 
 KINDS = ("exact", "hnsw", "ivf")
@@ -76,6 +77,11 @@ class Index:
         self.kind, (self.num_labels, self.dim), self.nprobe = kind, shape, 0
         self.recall = math.nan
         self._groups, self._searcher = groups, None
+
+    @property
+    def block(self) -> int:
+        """Queries that are worth searching at once."""
+        return BLOCK if self.kind == "ivf" else 16_384
 
     @classmethod
     def build(
@@ -166,7 +172,7 @@ def mine(
     labels: csr_matrix,
     filters: csr_matrix | None,
     width: int,
-    block: int = 16_384,
+    block: int | None = None,
     out: np.ndarray | None = None,
     progress: Callable[[int], Any] | None = None,
 ) -> np.ndarray:
@@ -181,14 +187,14 @@ def mine(
       labels: ``[N, L]``, positives.
       filters: ``[N, L]``, filter pairs, or None.
       width: ``W``, hard negatives a query.
-      block: queries searched at once (fewer where the search is deep).
+      block: queries searched at once (fewer where the search is deep); default: the index's own.
       out: ``[N, W]`` int32 to write into, block by block; may be memory-mapped.
       progress: called with the number of queries done since the last call.
 
     Returns:
       ``out`` (or a new array): label ids, best first, -1 where there are no more.
     """
-    num_queries = len(query_vectors)
+    num_queries, block = len(query_vectors), block or index.block
     for name, matrix in (("labels", labels), ("filters", filters)):
         if matrix is not None and matrix.shape[0] != num_queries:
             raise ValueError(
@@ -290,30 +296,22 @@ def _hnsw_searcher(vectors: np.ndarray) -> Callable:
 
 def _ivf_searcher(vectors, seed, sample_queries) -> tuple[int, float, Callable]:
     """(lists visited, recall, search function); k-means sees at most 64 rows a list."""
-    import faiss
-
     number, dim = vectors.shape
     lists = max(1, min(round(4 * math.sqrt(number)), number // 39))
     rng = np.random.default_rng(seed)
     sample = vectors[np.sort(rng.permutation(number)[: 64 * lists])]
-    quantiser = faiss.IndexFlatIP(dim)
-    index = faiss.IndexIVFFlat(quantiser, dim, lists, faiss.METRIC_INNER_PRODUCT)
-    index.cp.seed, index.cp.niter = seed & 0x7FFFFFFF, 10
-    index.cp.min_points_per_centroid = 1  # a single list for a few labels is meant, no warning
-    index.train(sample)
-    index.add(vectors)
+    held = InvertedLists.build(vectors, sample, lists, seed=seed)
 
     def find(queries, k, nprobe):
         deep = -(-4 * k * lists // number)  # so many lists hold about 4 k labels
-        parameters = faiss.SearchParametersIVF(nprobe=min(lists, max(nprobe, deep)))
-        return index.search(queries, k, params=parameters)
+        return held.search(queries, k, max(nprobe, deep))
 
     if sample_queries is None:
         sample_queries = sample[rng.permutation(len(sample))[:256]]
         noise = rng.standard_normal(sample_queries.shape)
         lengths = np.linalg.norm(sample_queries, axis=1, keepdims=True)
         sample_queries = sample_queries + 0.75 * lengths * noise / math.sqrt(dim)
-    queries = np.ascontiguousarray(sample_queries[:256], np.float32)
+    queries = np.ascontiguousarray(sample_queries[:512], np.float32)
     k, most = min(20, number), max(1, min(lists, 16), lists // 8)
     truth = exact_search(queries, vectors, k)[1]
     nprobe = min(8, most)

@@ -1,0 +1,48 @@
+"""A run before its first step, made of the package's own pieces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from xmc_jax import build, plan, runs, training_data
+from xmc_jax.batch_source import BatchSource
+from xmc_jax.embedding import Embedder
+from xmc_jax.train_loop import Run
+
+
+def make(config: ConfigDict, folder: Path) -> tuple[Run, Any]:
+    """Reads the data and draws the parameters, as ``xmc_jax.train`` does.
+
+    Args:
+      config: from ``configs/``.
+      folder: work directory; gets the tokenizer.
+
+    Returns:
+      The run, and its first parameters.
+    """
+    dataset, entry, _ = training_data.read_dataset(config)
+    resolved, _ = plan.resolve(config, dataset)
+    texts = runs.Texts(dataset.train.texts, dataset.label_texts)
+    tokenizer = build.tokenizer(resolved, texts, folder / "tokenizer")
+    data = training_data.load(resolved, dataset, entry, tokenizer)
+    counts = training_data.token_counts(
+        (data.train_tokens, data.label_tokens), tokenizer.get_vocab_size()
+    )
+    encoder, init_encoder = build.encoder(resolved, tokenizer.get_vocab_size(), counts)
+    model = build.model(resolved, encoder)
+    params = model.init(jax.random.key(resolved.seed))
+    params["encoder"] = init_encoder(jax.random.key(resolved.seed))
+    run = Run(
+        config=resolved,
+        folder=folder,
+        data=data,
+        model=model,
+        source=BatchSource(resolved, data, encoder.max_segments),
+        embedder=Embedder(model, row_length=resolved.row_length),
+        epochs=resolved.epochs,
+    )
+    return run, params
