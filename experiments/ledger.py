@@ -7,6 +7,7 @@ added later, but not a changed default.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import datetime
 import json
@@ -75,6 +76,18 @@ class Table:
     title: str
     rows: tuple[Row, ...]
     heads: tuple[str, ...] = ("concat",)
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """The flags that all scripts share."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--list", action="store_true", help="say what would be run")
+    add("--ledger", type=Path, default=LEDGER, help="JSON lines to read and to add to")
+    add("--readme", type=Path, default=README, help="where the result is shown")
+    return parser
 
 
 def configuration(dataset: str, row: Row, seed: int) -> ConfigDict:

@@ -5,8 +5,6 @@ python -m experiments.table_filter_pairs [--dataset=wordnettitles --data=DIR]
 
 from __future__ import annotations
 
-from absl import app
-
 from experiments import tables
 from experiments.ledger import Row, Table
 
@@ -20,4 +18,4 @@ TABLE = Table(
 )
 
 if __name__ == "__main__":
-    app.run(tables.main(TABLE))
+    tables.main(TABLE, __doc__)

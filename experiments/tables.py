@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -11,11 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from absl import app, flags
 
 from experiments import ledger
 
@@ -23,66 +21,57 @@ SEEDS = {"wordnet-mini": "0,1,2"}  # other data sets: one
 MINUTES = {"wordnet-mini": 10.0}  # a limit, far above what a row should take
 SHOWN = ("wordnet-mini", "wordnettitles")  # data sets that a table shows, run or not
 
-_DATASET = flags.DEFINE_string("dataset", "wordnet-mini", "What follows configs/unidec.py: .")
-_DATA = flags.DEFINE_string("data", "", "Folder of the data set, or a root that holds it.")
-_SEEDS = flags.DEFINE_string("seeds", "", "Comma-separated; default 0,1,2 on wordnet-mini, else 0.")
-_ONLY = flags.DEFINE_string("only", "", "Only rows whose name holds this.")
-_LIST = flags.DEFINE_bool("list", False, "Say what would be run, and what is there already.")
-_AGAIN = flags.DEFINE_bool("again", False, "Run rows that are there already once more.")
-_MINUTES = flags.DEFINE_float("minutes", 0.0, "Limit of a run; default 10 on wordnet-mini, or 40.")
-_LEDGER = flags.DEFINE_string("ledger", str(ledger.LEDGER), "JSON lines to read and to add to.")
-_README = flags.DEFINE_string("readme", str(ledger.README), "Where the table is shown.")
+
+def main(table: ledger.Table, description: str | None) -> None:
+    """Runs a table's script: its flags, then its rows.
+
+    Args:
+      table: what to run.
+      description: the script's docstring.
+    """
+    parser = ledger.arguments(description)
+    add = parser.add_argument
+    add("--dataset", default="wordnet-mini", help="what follows configs/unidec.py:")
+    add("--data", default="", help="folder of the data set, or a root that holds it")
+    add("--seeds", help="comma-separated; default 0,1,2 on wordnet-mini, else 0")
+    add("--only", default="", help="only rows whose name holds this")
+    add("--again", action="store_true", help="run rows that are there already once more")
+    add("--minutes", type=float, help="limit of a run; default 10 on wordnet-mini, else 40")
+    options = parser.parse_args()
+    seeds = [int(s) for s in (options.seeds or SEEDS.get(options.dataset, "0")).split(",")]
+    rows = [row for row in table.rows if options.only in row.name]
+    done = [_one(table, row, seed, options) for row in rows for seed in seeds]
+    if not options.list:
+        _show(table, options)
+    sys.exit(not all(done))
 
 
-def main(table: ledger.Table) -> Callable[[list[str]], None]:
-    """The main function of a table's script."""
-
-    def run(argv: list[str]) -> None:
-        if len(argv) > 1:
-            raise app.UsageError(f"unexpected arguments: {argv[1:]}; flags begin with --")
-        path, failed = Path(_LEDGER.value), 0
-        for row in table.rows:
-            if _ONLY.value not in row.name:
-                continue
-            for seed in _seeds():
-                failed += not _one(table, row, seed, path)
-        if not _LIST.value:
-            _show(table, path)
-        sys.exit(failed > 0)
-
-    return run
-
-
-def _seeds() -> list[int]:
-    return [int(s) for s in (_SEEDS.value or SEEDS.get(_DATASET.value, "0")).split(",")]
-
-
-def _one(table: ledger.Table, row: ledger.Row, seed: int, path: Path) -> bool:
+def _one(table: ledger.Table, row: ledger.Row, seed: int, options: argparse.Namespace) -> bool:
     """Runs a row unless it is there; whether all is well."""
-    dataset = _DATASET.value
-    there = ledger.find(ledger.read(path), dataset, ledger.configuration(dataset, row, seed))
+    dataset = options.dataset
+    config = ledger.configuration(dataset, row, seed)
+    there = ledger.find(ledger.read(options.ledger), dataset, config) and not options.again
     command = [
         *("python", "-m", "xmc_jax.train", f"--config=configs/unidec.py:{dataset}"),
         *ledger.flags({**row.overrides, "seed": seed}),
     ]
-    state = "there already" if there and not _AGAIN.value else "to be run"
+    state = "there already" if there else "to be run"
     print(f"{row.name}, seed {seed} ({state}): {shlex.join(command)}", flush=True)
-    if _LIST.value or state == "there already":
+    if options.list or there:
         return True
-    limit = 60 * (_MINUTES.value or MINUTES.get(dataset, 40.0))
+    limit = 60 * (options.minutes or MINUTES.get(dataset, 40.0))
     commit = ledger.commit()  # of now: the checkout may move on while the run lasts
-    found = train(command[1:], data=_DATA.value, limit=limit)
+    found = train(command[1:], data=options.data, limit=limit)
     if found is None:
         return False
-    config = ledger.compared(ledger.configuration(dataset, row, seed))
     made = {
         **{"kind": "train", "table": table.name, "name": row.name, "dataset": dataset},
         **{"seed": seed, "command": shlex.join(command), "overrides": dict(row.overrides)},
         **found,
-        **{"commit": commit, "config": config},
+        **{"commit": commit, "config": ledger.compared(config)},
     }
-    ledger.append(made, path)
-    _show(table, path)
+    ledger.append(made, options.ledger)
+    _show(table, options)
     best = found["metrics"][table.heads[0]]
     values = "  ".join(f"{name} {best[name]:.2f}" for name in ledger.COLUMNS)
     print(f"  {values}  in {found['seconds']:.0f} s", flush=True)
@@ -141,12 +130,12 @@ def _results(folder: Path) -> dict[str, Any]:
     }
 
 
-def _show(table: ledger.Table, path: Path) -> None:
-    rows = ledger.read(path)
+def _show(table: ledger.Table, options: argparse.Namespace) -> None:
+    rows = ledger.read(options.ledger)
     run = [row["dataset"] for row in rows if row.get("kind") == "train"]
-    shown = dict.fromkeys([*SHOWN, *run, _DATASET.value])
+    shown = dict.fromkeys([*SHOWN, *run])
     names = [name for name in shown if name in SHOWN or _any(table, name, rows)]
-    ledger.write_section(table.name, ledger.render(table, names, rows), Path(_README.value))
+    ledger.write_section(table.name, ledger.render(table, names, rows), options.readme)
 
 
 def _any(table: ledger.Table, dataset: str, rows: list[dict[str, Any]]) -> bool:

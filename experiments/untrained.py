@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,44 @@ from xmc_jax.embedding import Embedder
 from xmc_jax.train_loop import Run
 
 
-def make(config: ConfigDict, folder: Path) -> tuple[Run, Any]:
+class Laps:
+    """Seconds of the parts of a script."""
+
+    def __init__(self) -> None:
+        """Start the clock."""
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """What was done since the last lap is called so."""
+        now = time.perf_counter()
+        self.seconds[name] = round(now - self._last, 2)
+        self._last = now
+
+
+def make(config: ConfigDict, folder: Path, laps: Laps | None = None) -> tuple[Run, Any]:
     """Reads the data and draws the parameters, as ``xmc_jax.train`` does.
 
     Args:
       config: from ``configs/``.
       folder: work directory; gets the tokenizer.
+      laps: gets the times of the parts.
 
     Returns:
       The run, and its first parameters.
     """
+    laps = laps or Laps()
     dataset, entry, _ = training_data.read_dataset(config)
     resolved, _ = plan.resolve(config, dataset)
+    laps.lap("read")
     texts = runs.Texts(dataset.train.texts, dataset.label_texts)
     tokenizer = build.tokenizer(resolved, texts, folder / "tokenizer")
+    laps.lap("tokenizer")
+    for collection in (dataset.train.texts, dataset.label_texts):
+        training_data.token_store(resolved, tokenizer, collection)
+    laps.lap("tokenise")
     data = training_data.load(resolved, dataset, entry, tokenizer)
+    laps.lap("hold_out")
     counts = training_data.token_counts(
         (data.train_tokens, data.label_tokens), tokenizer.get_vocab_size()
     )
@@ -45,4 +69,5 @@ def make(config: ConfigDict, folder: Path) -> tuple[Run, Any]:
         embedder=Embedder(model, row_length=resolved.row_length),
         epochs=resolved.epochs,
     )
+    laps.lap("parameters")
     return run, params

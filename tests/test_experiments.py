@@ -1,0 +1,224 @@
+"""The ledger's rows and tables, the scripts' flags, and statistics on the bundled data."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from experiments import ledger, pool_statistics, synthetic, tables, untrained
+from experiments.ledger import Published, Row, Table
+from experiments.table_hard_negatives import TABLE as HARD_NEGATIVES
+from experiments.table_losses import TABLE as LOSSES
+from xmc_jax.data import formats
+
+SCRIPTS = [
+    "table_hard_negatives",
+    "table_losses",
+    "table_batching",
+    "table_filter_pairs",
+    "pool_statistics",
+    "scale_amazontitles13m",
+]
+MASKED = Row("masked", {"mask_filter_pairs": True})
+OPEN = Row("open", {"mask_filter_pairs": False}, (Published("X", "table 9", {"concat": [1] * 6}),))
+TABLE = Table("table_x", "Title", (MASKED, OPEN), heads=("concat", "de"))
+
+
+def made(row, seed, value, dataset="wordnet-mini", **config):
+    """A row as training leaves it, whose figures are value, value + 1, ..."""
+    figures = {name: value + i for i, name in enumerate(ledger.COLUMNS)}
+    flat = ledger.compared(ledger.configuration(dataset, row, seed))
+    return {
+        **{"kind": "train", "dataset": dataset, "seed": seed, "seconds": 60.0},
+        **{"metrics": {"concat": figures}, "config": {**flat, **config}, "device": "D"},
+        "commit": "c",
+    }
+
+
+def test_rows_are_read_as_written(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    assert ledger.read(path) == []
+    for row in (made(MASKED, 0, 1.0), made(OPEN, 0, 2.0)):
+        ledger.append(row, path)
+    rows = ledger.read(path)
+    assert [row["metrics"]["concat"]["P@1"] for row in rows] == [1.0, 2.0]
+    assert all(row["date"] and row["device"] == "D" and row["commit"] == "c" for row in rows)
+    path.write_text(path.read_text() + "{broken\n")
+    with pytest.raises(ValueError, match=r"ledger.jsonl, line 3: not JSON"):
+        ledger.read(path)
+
+
+def test_a_run_is_there_by_its_configuration():
+    rows = [made(MASKED, 0, 1.0), made(OPEN, 0, 2.0), made(MASKED, 1, 3.0)]
+
+    def found(row, seed, dataset="wordnet-mini"):
+        config = ledger.configuration(dataset, row, seed)
+        there = ledger.find(rows, dataset, config)
+        return there and there["metrics"]["concat"]["P@1"]
+
+    assert found(MASKED, 0) == 1.0 and found(OPEN, 0) == 2.0 and found(MASKED, 1) == 3.0
+    assert found(OPEN, 1) is None and found(MASKED, 0, "wordnettitles") is None
+    # The row of all defaults is shared by tables that call it by other names.
+    assert found(Row("default", {}), 0) == 1.0
+    rows.append(made(MASKED, 0, 4.0))
+    assert found(MASKED, 0) == 4.0  # the newest counts
+    rows[:] = [made(MASKED, 0, 5.0, beta=17)]
+    assert found(MASKED, 0) is None  # a default has changed since
+    rows[:] = [made(MASKED, 0, 6.0, dropped_field=1)]
+    assert found(MASKED, 0) == 6.0
+    del rows[0]["config"]["beta"]  # made before that field was added
+    assert found(MASKED, 0) == 6.0
+
+
+def test_where_the_data_lies_does_not_matter():
+    config = ledger.configuration("wordnet-mini", MASKED, 3)
+    assert config.seed == 3 and "seed" not in ledger.compared(config)
+    there = made(MASKED, 3, 1.0)
+    config.data = "somewhere/else"
+    assert ledger.find([there], "wordnet-mini", config) is there
+
+
+def test_an_override_must_name_a_field():
+    with pytest.raises(KeyError, match=r"no field de\.temprature"):
+        ledger.configuration("wordnet-mini", Row("x", {"de.temprature": 1.0}), 0)
+
+
+def test_table_shows_mean_and_deviation():
+    rows = [made(MASKED, 0, 40.0), made(MASKED, 1, 43.0)]
+    text = ledger.render(TABLE, ["wordnet-mini"], rows)
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    assert all(line.count("|") == lines[0].count("|") for line in lines)
+    masked, missing, published = lines[2:]
+    deviation = statistics.stdev([40.0, 43.0])
+    assert masked.startswith(f"| wordnet-mini | masked | concat | 41.50 ±{deviation:.2f} |")
+    assert masked.endswith("| 60 | 0, 1 | D, c |")  # no line for the head that was not measured
+    assert "| open | | not run |" in missing
+    assert published.startswith("| X | open | concat | 1.00 |") and "table 9" in published
+    assert "`--config.mask_filter_pairs=False`" in text
+
+
+def test_section_replaces_what_its_markers_hold(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text("# T\n\n<!-- begin a -->\nold\n<!-- end a -->\n\nkept\n")
+    ledger.write_section("a", "new", path)
+    ledger.write_section("b", "other", path)
+    ledger.write_section("b", "more", path)
+    assert path.read_text() == (
+        "# T\n\n<!-- begin a -->\nnew\n<!-- end a -->\n\nkept\n\n"
+        "<!-- begin b -->\nmore\n<!-- end b -->\n"
+    )
+
+
+def test_every_row_of_the_tables_is_a_configuration():
+    for table in (HARD_NEGATIVES, LOSSES):
+        for row in table.rows:
+            for dataset in tables.SHOWN:
+                assert ledger.configuration(dataset, row, 1).seed == 1
+            for published in row.published:
+                assert all(len(v) == len(ledger.COLUMNS) for v in published.heads.values())
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_list_and_run_nothing(script, tmp_path):
+    ledger_file, readme = tmp_path / "ledger.jsonl", tmp_path / "README.md"
+    command = [sys.executable, "-m", f"experiments.{script}", "--list"]
+    command += [f"--ledger={ledger_file}", f"--readme={readme}"]
+    done = subprocess.run(command, cwd=ledger.ROOT, capture_output=True, text=True, check=True)
+    assert "python -m " in done.stdout
+    assert not ledger_file.exists() and not readme.exists()
+
+
+def test_the_readme_has_a_place_for_every_script():
+    text = ledger.README.read_text()
+    for script in SCRIPTS:
+        assert f"<!-- begin {script} -->" in text and f"<!-- end {script} -->" in text
+
+
+def table_command(tmp_path, *flags):
+    command = [sys.executable, "-m", "experiments.table_filter_pairs", "--only=not masked"]
+    command += ["--dataset=wordnet-mini,debug", "--seeds=5", *flags]
+    command += [f"--ledger={tmp_path / 'ledger.jsonl'}", f"--readme={tmp_path / 'README.md'}"]
+    return subprocess.run(command, cwd=ledger.ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_a_table_is_run_once(tmp_path):
+    first, second = table_command(tmp_path), table_command(tmp_path)
+    assert (first.returncode, second.returncode) == (0, 0), first.stdout + first.stderr
+    assert "to be run" in first.stdout and "there already" in second.stdout
+    (row,) = ledger.read(tmp_path / "ledger.jsonl")
+    assert row["metrics"].keys() == {"concat", "de", "clf"} and row["in_batch_positives"] > 0
+    assert 0 < row["epoch_seconds"] < row["seconds"] and row["seed"] == 5
+    assert json.loads(json.dumps(row["overrides"])) == {"mask_filter_pairs": False}
+    text = (tmp_path / "README.md").read_text()
+    assert f"not masked | concat | {row['metrics']['concat']['P@1']:.2f} |" in text
+
+
+def test_a_run_that_takes_too_long_is_killed_and_not_kept(tmp_path):
+    done = table_command(tmp_path, "--minutes=0.005")
+    assert done.returncode == 1 and "failed (killed after 0 s)" in done.stdout
+    assert ledger.read(tmp_path / "ledger.jsonl") == []
+
+
+def test_synthetic_data_has_the_shape_of_the_real_one(tmp_path):
+    synthetic.write(tmp_path / "data", 0.002)
+    synthetic.write(tmp_path / "data", 0.002)  # is there already
+    found = formats.load(tmp_path / "data")
+    labels = found.train.labels
+    assert labels.shape == (4497, 2611) and len(found.test) == 2000
+    counts = np.diff(labels.indptr)
+    assert 20 < counts.mean() < 24 and (counts == 0).mean() < 0.01 and (counts > 100).any()
+    frequency = np.sort(np.bincount(labels.indices, minlength=labels.shape[1]))
+    assert frequency[-26:].mean() > 5 * np.median(frequency[:261])  # heads and tails
+    words = [len(found.train.texts[i].split()) for i in range(0, 4497, 5)]
+    assert 8.5 < np.mean(words) < 9.5
+    for row, label in found.train.filter_pairs[:50]:
+        assert found.train.texts[row] == found.label_texts[label] and labels[row, label] == 0
+    assert list(tmp_path.iterdir()) == [tmp_path / "data"]
+
+
+def test_pool_statistics_on_the_bundled_data(tmp_path):
+    config = ledger.configuration("wordnet-mini", Row("x", {"batching": "random"}), 0)
+    config.encoder.name, config.hard_negatives = "bag", False
+    run, params = untrained.make(config, tmp_path)
+    found = pool_statistics.statistics(
+        run.data, run.embedder, params, batch_size=200, num_batches=4
+    )
+    by = {(row["batching"], row["beta"], row["eta"]): row for row in found}
+    assert len(by) == 2 * len(pool_statistics.BETAS) * len(pool_statistics.ETAS)
+    mean = run.data.labels.nnz / len(run.data.rows)
+    for (batching, beta, eta), row in by.items():
+        assert 1 <= row["in_batch_positives"] < 1.2 * mean
+        assert np.isnan(row["head"]) and 0 <= row["torso"] <= row["complete"] <= row["tail"] <= 1
+        # What is sampled beyond gives more positives and a larger pool.
+        for more in ((batching, beta + 1, eta), (batching, beta, eta + 3)):
+            if more in by:
+                assert by[more]["labels"] > row["labels"]
+                assert by[more]["in_batch_positives"] > row["in_batch_positives"]
+    shown = pool_statistics.show(
+        {
+            **{"dataset": "d", "points": 1, "labels": 2, "labels_a_point": 3, "batch": 4},
+            **{"encoder": "e", "command": "c", "settings": found},
+        }
+    )
+    assert shown.count("\n| random |") == shown.count("\n| clusters |") == len(by) // 2
+
+
+def test_positives_are_counted_as_a_plain_loop_counts_them(tmp_path):
+    """With room for every positive (beta above all), the mean is that of all labels."""
+    config = ledger.configuration("wordnet-mini", Row("x", {"batching": "random"}), 0)
+    config.encoder.name, config.hard_negatives = "bag", False
+    data = untrained.make(config, tmp_path)[0].data
+    epoch = np.stack([data.rows[:50], data.rows[50:100]]).astype(np.int32)
+    epoch[1, -3:] = -1  # empty slots
+    mined = np.full((data.labels.shape[0], 30), -1, np.int32)
+    most = int(np.diff(data.labels.indptr).max())
+    row = pool_statistics._average(data, epoch, mined, most, 0, 0)
+    wanted = np.diff(data.labels.indptr)[epoch[epoch >= 0]]
+    assert row["in_batch_positives"] == pytest.approx(wanted.mean(), abs=1e-4)
+    assert row["complete"] == row["tail"] == 1.0
