@@ -5,10 +5,11 @@ python -m xmc_jax.evaluate --workdir=runs/unidec-wordnet-mini
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags
+
+from xmc_jax import console
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Work directory of a run.", required=True)
 _SPLIT = flags.DEFINE_enum("split", "test", ["test", "held_out"], "Rows to evaluate.")
@@ -24,12 +25,13 @@ _SAVE = flags.DEFINE_string(
 
 def main(argv: list[str]) -> None:
     """Parse flags, make one call, print the result."""
-    from xmc_jax import console, report, runs
+    from xmc_jax import report, runs
 
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {argv[1:]}; flags begin with --")
+    del argv
     console.setup()
     try:
+        if not all(k.isdigit() and int(k) > 0 for k in _KS.value):
+            raise ValueError(f"--ks={','.join(_KS.value)}: expected numbers such as 1,3,5.")
         ks = tuple(int(k) for k in _KS.value)
         opened = runs.open_run(Path(_WORKDIR.value), step=_STEP.value)
         result, thresholds = runs.evaluate_and_save(
@@ -42,11 +44,10 @@ def main(argv: list[str]) -> None:
             save_predictions=_SAVE.value,
         )
     except (ValueError, OSError) as error:
-        logging.error("%s", error)
-        sys.exit(1)
+        console.fail(error)
     print(report.table(result))
     print(report.threshold_table(thresholds))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    console.run(main)

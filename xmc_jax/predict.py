@@ -5,10 +5,11 @@ python -m xmc_jax.predict --workdir=runs/unidec-wordnet-mini --input=texts.txt -
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags
+
+from xmc_jax import console
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Work directory of a run.", required=True)
 _INPUT = flags.DEFINE_string("input", "-", "Texts, one a line; - = standard input.")
@@ -30,10 +31,9 @@ _INDEX = flags.DEFINE_enum("index", "exact", ["exact", "hnsw", "ivf"], "How labe
 
 def main(argv: list[str]) -> None:
     """Parse flags, make one call."""
-    from xmc_jax import console, predictor
+    from xmc_jax import predictor
 
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {argv[1:]}; flags begin with --")
+    del argv
     console.setup()
     try:
         loaded = predictor.load(
@@ -50,9 +50,8 @@ def main(argv: list[str]) -> None:
             embeddings=_EMBEDDINGS.value or None,
         )
     except (ValueError, OSError) as error:
-        logging.error("%s", error)
-        sys.exit(1)
+        console.fail(error)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    console.run(main)

@@ -8,19 +8,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from xmc_jax import evaluation, runs
 from xmc_jax.data import corpus
 from xmc_jax.data import index as indexes
 from xmc_jax.data.texts import LineTexts
+from xmc_jax.workdir import replacing
 
 BLOCK_TEXTS = 8192  # of a file, in memory at once
 
@@ -66,6 +68,11 @@ class Predictor:
             added = list(LineTexts(new_labels)) if is_file else list(new_labels)
         self.num_known = len(known)
         self.label_texts: Sequence[str] = [*known, *added] if added else known
+        if added:
+            logging.warning(
+                "%d new labels have no classifier row: all labels are ranked by the DE head",
+                len(added),
+            )
         self._labels = evaluation.label_vectors(
             opened.embedder,
             opened.params,
@@ -79,8 +86,15 @@ class Predictor:
         """Heads that can be asked, the default first."""
         return self._labels.heads
 
+    def label_vectors(self, *, head: str | None = None) -> np.ndarray:
+        """Vectors of the labels, ``[L, d]`` (``[L, 2 d]`` for concat), in the order of ids."""
+        return self._labels.of(self._head(head))
+
     def encode(self, texts: Sequence[str], *, head: str | None = None) -> np.ndarray:
-        """Vectors of texts, ``[n, d]`` (``[n, 2 d]`` for concat); dot products are scores."""
+        """Vectors of texts, ``[n, d]`` (``[n, 2 d]`` for concat).
+
+        Scores are their dot products with `label_vectors`.
+        """
         return evaluation.query_vectors(
             self._run.embedder, self._run.params, self._tokens(texts), None, self._head(head)
         )
@@ -134,14 +148,9 @@ class Predictor:
           exclude_same_text: leave out labels with the text's own words.
         """
         ids, scores = self.predict_ids(texts, k=k, head=head, exclude_same_text=exclude_same_text)
-        floor = -np.inf if min_score is None else min_score
         return [
-            [
-                (self.label_texts[i], float(score))
-                for i, score in zip(row_ids, row_scores)
-                if i >= 0 and score >= floor
-            ]
-            for row_ids, row_scores in zip(ids.tolist(), scores.tolist())
+            [(label["text"], label["score"]) for label in row]
+            for row in _rows(self, ids, scores, min_score)
         ]
 
     def _head(self, head: str | None) -> str:
@@ -198,54 +207,83 @@ def predict_file(
 
     Args:
       model: from `load`.
-      source: file of texts, one a line, or ``-``.
+      source: file of texts, one a line, or ``-``. Lines that are not utf-8 are read as latin-1, and
+        said so.
       target: JSON Lines file, or ``-``; written under a temporary name, then renamed.
       k, head, min_score, exclude_same_text: as `Predictor.predict`.
       embeddings: ``.npy`` file for the texts' vectors.
+
+    Raises:
+      OSError: a file cannot be read or written; nothing half-written is left.
     """
-    floor = -np.inf if min_score is None else min_score
-    kept: list[np.ndarray] = []
-    temporary = target if target == "-" else f"{target}.tmp"
-    out = sys.stdout if target == "-" else open(temporary, "w", encoding="utf-8")
-    try:
-        for texts in _blocks(source):
+    with contextlib.ExitStack() as stack:
+        lines = stack.enter_context(_open_source(source))
+        out = sys.stdout if target == "-" else stack.enter_context(replacing(target))
+        kept = stack.enter_context(replacing(embeddings, binary=True)) if embeddings else None
+        rows = 0
+        if kept:
+            width = model.encode([], head=head).shape[1]
+            _write_header(kept, (0, width))
+        for texts in _blocks(lines, source):
             vectors = model.encode(texts, head=head)
-            if embeddings:
-                kept.append(vectors)
+            if kept:
+                kept.write(np.ascontiguousarray(vectors, "<f4"))
+                rows += len(texts)
             ids, scores = model.predict_ids(
                 texts, k=k, head=head, exclude_same_text=exclude_same_text, vectors=vectors
             )
-            for text, row_ids, row_scores in zip(texts, ids.tolist(), scores.tolist()):
-                labels = [
-                    {"id": i, "text": model.label_texts[i], "score": round(score, 6)}
-                    for i, score in zip(row_ids, row_scores)
-                    if i >= 0 and score >= floor
-                ]
+            for text, labels in zip(texts, _rows(model, ids, scores, min_score)):
+                labels = [{**label, "score": round(label["score"], 6)} for label in labels]
                 out.write(json.dumps({"text": text, "labels": labels}, ensure_ascii=False) + "\n")
-    except BaseException:
-        if target != "-":
-            out.close()
-            os.unlink(temporary)
-        raise
-    if target != "-":
-        out.close()
-        os.replace(temporary, target)
-    if embeddings:
-        np.save(embeddings, np.concatenate(kept) if kept else np.zeros((0, 0), np.float32))
+        if kept:
+            kept.seek(0)
+            _write_header(kept, (rows, width))  # NumPy leaves room for a longer first axis
 
 
-def _blocks(source: str) -> Iterator[list[str]]:
+def _rows(
+    model: Predictor, ids: np.ndarray, scores: np.ndarray, min_score: float | None
+) -> Iterator[list[dict[str, Any]]]:
+    floor = -np.inf if min_score is None else min_score
+    for row_ids, row_scores in zip(ids.tolist(), scores.tolist()):
+        yield [
+            {"id": i, "text": model.label_texts[i], "score": score}
+            for i, score in zip(row_ids, row_scores)
+            if i >= 0 and score >= floor
+        ]
+
+
+def _write_header(file: Any, shape: tuple[int, int]) -> None:
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def _open_source(source: str) -> Any:
+    if source == "-":
+        return contextlib.nullcontext(sys.stdin.buffer)
+    return open(source, "rb")
+
+
+def _blocks(lines: Any, source: str) -> Iterator[list[str]]:
     """Texts of a file or of standard input, a block at a time."""
-    stream: Any = sys.stdin if source == "-" else open(source, encoding="utf-8")
-    with stream:
-        block: list[str] = []
-        for line in stream:
-            block.append(line.rstrip("\r\n"))
-            if len(block) == BLOCK_TEXTS:
-                yield block
-                block = []
-        if block:
+    block: list[str] = []
+    odd = 0
+    for number, line in enumerate(lines, 1):
+        line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        line = line.rstrip(b"\r\n")
+        try:
+            block.append(line.decode("utf-8"))
+        except UnicodeDecodeError:
+            if not odd:
+                logging.warning("%s, line %d: not utf-8, read as latin-1", source, number)
+            odd += 1
+            block.append(line.decode("latin-1"))
+        if len(block) == BLOCK_TEXTS:
             yield block
+            block = []
+    if odd > 1:
+        logging.warning("%s: %d lines were read as latin-1", source, odd)
+    if block:
+        yield block
 
 
 def _normal(text: str) -> str:

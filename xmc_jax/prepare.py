@@ -5,9 +5,9 @@ python -m xmc_jax.prepare --input=PATH --output=DIR
 
 from __future__ import annotations
 
-import sys
+from absl import flags
 
-from absl import app, flags, logging
+from xmc_jax import console
 
 _INPUT = flags.DEFINE_string("input", None, "Folder, one .jsonl/.tsv/.csv file, or catalog name.")
 _OUTPUT = flags.DEFINE_string("output", "", "New folder for the canonical form; '' = only check.")
@@ -20,16 +20,15 @@ def main(argv: list[str]) -> None:
     """Parse flags, make one call, print the report."""
     from xmc_jax.data import summary
 
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {argv[1:]}; flags begin with --")
+    del argv
+    console.setup()
     try:
         for line in summary.prepare(_INPUT.value, _OUTPUT.value, text=_TEXT.value):
             print(line, flush=True)
     except (ValueError, OSError) as error:
-        logging.error("%s", error)
-        sys.exit(1)
+        console.fail(error)
 
 
 if __name__ == "__main__":
     flags.mark_flag_as_required("input")
-    app.run(main)
+    console.run(main)

@@ -359,13 +359,16 @@ def evaluate_and_save(
     Returns:
       The evaluation, and a table of thresholds of the first head (empty without held-out rows).
     """
+    if save_predictions and not Path(save_predictions).absolute().parent.is_dir():
+        raise ValueError(f"--save_predictions={save_predictions}: there is no such folder.")
     keep: dict[str, Any] = {}
     result = evaluate_run(opened, keep=keep, **options)
     if save_predictions:
         arrays = {}
         for head, (ids, scores) in keep.items():
             arrays[f"{head}_ids"], arrays[f"{head}_scores"] = ids, scores
-        np.savez(save_predictions, **arrays)
+        with workdir.replacing(save_predictions, binary=True) as file:
+            np.savez(file, **arrays)
     held_out = opened.load_data(options.get("data", "")).held_out
     if held_out is None:
         return result, []

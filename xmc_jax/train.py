@@ -8,8 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags
 from ml_collections import config_flags
+
+from xmc_jax import console
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration, as FILE.py:OPTIONS.")
 _WORKDIR = flags.DEFINE_string("workdir", "", "Work directory; default runs/<config>-<options>.")
@@ -18,11 +20,10 @@ _DATA = flags.DEFINE_string("data", "", "Folder of the data set, or a root that 
 
 def main(argv: list[str]) -> None:
     """Parse flags, make one call, print the result."""
-    from xmc_jax import console, report, runs
+    from xmc_jax import report, runs
     from xmc_jax.train_loop import TrainingError
 
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {argv[1:]}; flags begin with --")
+    del argv
     console.setup()
     config = _CONFIG.value
     if _DATA.value:
@@ -31,21 +32,27 @@ def main(argv: list[str]) -> None:
     try:
         result = runs.start(config, folder)
     except (ValueError, OSError, TrainingError) as error:
-        logging.error("%s", error)
-        sys.exit(1)
-    print(report.table(result))
+        console.fail(error)
+    except KeyboardInterrupt:  # while nothing was being trained
+        print("interrupted: run the same command again", file=sys.stderr)
+        sys.exit(130)
+    if result:
+        print(report.table(result))
     print(f"work directory: {folder}")
 
 
 def _default_workdir() -> str:
     """``runs/unidec-wordnet-mini`` for ``--config=configs/unidec.py:wordnet-mini``."""
-    path, _, options = config_flags.get_config_filename(flags.FLAGS["config"]), "", ""
-    given = next((a for a in sys.argv if a.startswith("--config=")), "")
-    options = given.split(":", 1)[1] if ":" in given else ""
+    path, options = config_flags.get_config_filename(flags.FLAGS["config"]), ""
+    for before, arg in zip(["", *sys.argv], sys.argv):  # --config=FILE:OPTIONS or --config FILE:...
+        name, has_value, value = arg.lstrip("-").partition("=")
+        given = value if name == "config" and has_value else ""
+        given = arg if before.lstrip("-") == "config" else given
+        options = given.partition(":")[2] or options
     clean = "".join(c if c.isalnum() or c in ".=-_" else "-" for c in options)
     return str(Path("runs") / "-".join(filter(None, [Path(path).stem, clean])))
 
 
 if __name__ == "__main__":
     flags.mark_flag_as_required("config")
-    app.run(main)
+    console.run(main)

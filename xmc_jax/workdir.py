@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -29,14 +31,29 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
       OSError: the disk is full or read-only; nothing half-written is left.
     """
-    temporary = path.with_name(path.name + ".tmp")
-    text = json.dumps(value, indent=1, sort_keys=True, default=_plain) + "\n"
+    with replacing(path) as file:
+        file.write(json.dumps(value, indent=1, sort_keys=True, default=_plain) + "\n")
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path, *, binary: bool = False) -> Iterator[IO[Any]]:
+    """Open a file under a temporary name; it takes the path's place if all goes well.
+
+    Raises:
+      OSError: it cannot be written; nothing half-written is left.
+    """
+    temporary = Path(f"{path}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        file = temporary.open("wb") if binary else temporary.open("w", encoding="utf-8")
     except OSError as error:
-        _unlink(temporary)
         raise OSError(f"{path} cannot be written: {error.strerror}.") from error
+    try:
+        with file:
+            yield file
+        os.replace(temporary, path)
+    except BaseException:
+        _unlink(temporary)
+        raise
 
 
 def read_json(path: Path) -> Any:
