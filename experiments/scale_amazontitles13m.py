@@ -40,6 +40,8 @@ def configuration(folder: Path, index: str) -> ConfigDict:
     config = unidec.get_config("amazontitles1.3m")
     config.data = str(folder)
     config.encoder.name = "bag"
+    config.lr.encoder = config.lr.heads = 2e-3  # the bag encoder's rates, not DistilBERT's
+    config.lr.table = 1e-2
     config.index = index
     return config
 

@@ -28,7 +28,7 @@ from xmc_jax.embedding import Embedder
 from xmc_jax.training_data import TrainingData
 from xmc_jax.workdir import write_json
 
-BLOCK_ROWS = 65_536  # training rows whose negatives are in memory at once
+BLOCK_ROWS = 1 << 17  # training rows whose negatives are in memory at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,8 +156,11 @@ def _mine(
     times: dict[str, Any] = {"embed_labels": _lap(started)}
     started = time.perf_counter()
     kind = choose_index(config.index, len(rows), *labels.shape)
-    found = indexes.Index.build(labels, kind, seed=config.seed)
+    typical = queries[:: max(1, len(queries) // 500)]
+    found = indexes.Index.build(labels, kind, seed=config.seed, sample_queries=typical)
     times["index"], times["build"] = kind, _lap(started)
+    if kind == "ivf":
+        times["nprobe"], times["recall"] = found.nprobe, round(found.recall, 4)
     started = time.perf_counter()
     shape = (data.labels.shape[0], config.eta * config.refresh_epochs)
     # Written as a stream: in a memory map a full disk would be a SIGBUS, not an error.

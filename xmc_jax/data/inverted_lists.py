@@ -137,7 +137,7 @@ class InvertedLists:
                 np.take(queries, part, axis=0, out=block[: len(part)])
                 s = product(block, labels)[: len(part), :width]
                 limit = scores[part, -1:]
-                if width > k:  # of these k are enough, whatever there is
+                if width > k and np.isneginf(limit).any():  # k of these are enough
                     limit = np.maximum(limit, np.partition(s, -k, axis=1)[:, -k, None])
                 above = (s >= limit) & (s > -np.inf)
                 at, column = np.divmod(np.flatnonzero(above), width)
