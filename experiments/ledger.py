@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[1]
 LEDGER = Path(__file__).with_name("ledger.jsonl")
 README = Path(__file__).with_name("README.md")
 COLUMNS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
+_FACTS = ("positives in a batch", "seconds")  # columns after the metrics
+_KEPT = (("in_batch_positives", 2), ("seconds", 0))  # their names in a row, and digits shown
 NOT_COMPARED = ("data", "seed")  # where the data lies; the seed has a field of its own
 
 
@@ -209,8 +211,8 @@ def render(table: Table, datasets: Sequence[str], rows: Sequence[Mapping[str, An
         "",
         f"`python -m experiments.{table.name} --dataset=...`; test rows, filtered, percent.",
         "",
-        "| data | row | head | " + " | ".join(COLUMNS) + " | seconds | seeds | device, commit |",
-        "| --- | --- | --- |" + " ---: |" * (len(COLUMNS) + 1) + " --- | --- |",
+        "| data | row | head | " + " | ".join([*COLUMNS, *_FACTS]) + " | seeds | device, commit |",
+        "| --- | --- | --- |" + " ---: |" * (len(COLUMNS) + len(_FACTS)) + " --- | --- |",
     ]
     for dataset in datasets:
         for row in table.rows:
@@ -220,7 +222,7 @@ def render(table: Table, datasets: Sequence[str], rows: Sequence[Mapping[str, An
             for head, values in published.heads.items():
                 cells = ["" if v is None else f"{v:.2f}" for v in values]
                 lines.append(
-                    f"| {published.data} | {row.name} | {head} | {' | '.join(cells)} | | "
+                    f"| {published.data} | {row.name} | {head} | {' | '.join(cells)} | | | "
                     f"| published: {published.source} |"
                 )
     lines += ["", "Rows: " + "; ".join(f"{row.name}: {_flags(row)}" for row in table.rows) + "."]
@@ -233,10 +235,10 @@ def _measured(table: Table, dataset: str, row: Row, rows: Sequence[Mapping[str, 
     found = [find(rows, dataset, configuration(dataset, row, seed)) for seed in seeds]
     found = [r for r in found if r is not None]
     if not found:
-        return [f"| {dataset} | {row.name} | | not run |" + " |" * (len(COLUMNS) + 2)]
-    seconds = statistics.mean(r["seconds"] for r in found)
+        return [f"| {dataset} | {row.name} | | not run |" + " |" * (len(COLUMNS) + len(_FACTS) + 1)]
+    facts = " | ".join(f"{statistics.mean(r[name] for r in found):.{d}f}" for name, d in _KEPT)
     where = sorted({f"{r['device']}, {r['commit']}" for r in found})
-    tail = f"{seconds:.0f} | {', '.join(str(r['seed']) for r in found)} | {'; '.join(where)} |"
+    tail = f"{facts} | {', '.join(str(r['seed']) for r in found)} | {'; '.join(where)} |"
     lines = []
     for head in table.heads:
         values = [r["metrics"][head] for r in found if head in r["metrics"]]

@@ -1,5 +1,8 @@
 """Which queries share a batch: random ones, a cluster (UniDEC), joined clusters (NGAME).
 
+The pool holds what is sampled and nothing else, as in the papers: with all labels of a small data
+set in the pool it hardly matters who shares it.
+
 python -m experiments.table_batching [--dataset=wordnettitles --data=DIR]
 """
 
@@ -11,7 +14,12 @@ from experiments.ledger import Row, Table
 TABLE = Table(
     name="table_batching",
     title="Batches",
-    rows=tuple(Row(name, {"batching": name}) for name in ("random", "clusters", "joined")),
+    rows=(
+        Row("random", {"fill": "none", "batching": "random"}),
+        Row("clusters", {"fill": "none", "batching": "clusters"}),
+        Row("joined", {"fill": "none", "batching": "joined"}),
+        Row("own settings", {}),
+    ),
 )
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ def made(row, seed, value, dataset="wordnet-mini", **config):
     flat = ledger.compared(ledger.configuration(dataset, row, seed))
     return {
         **{"kind": "train", "dataset": dataset, "seed": seed, "seconds": 60.0},
+        **{"in_batch_positives": 2.5},
         **{"metrics": {"concat": figures}, "config": {**flat, **config}, "device": "D"},
         "commit": "c",
     }
@@ -96,7 +97,9 @@ def test_table_shows_mean_and_deviation():
     masked, missing, published = lines[2:]
     deviation = statistics.stdev([40.0, 43.0])
     assert masked.startswith(f"| wordnet-mini | masked | concat | 41.50 ±{deviation:.2f} |")
-    assert masked.endswith("| 60 | 0, 1 | D, c |")  # no line for the head that was not measured
+    assert masked.endswith(
+        "| 2.50 | 60 | 0, 1 | D, c |"
+    )  # no line for the head that was not measured
     assert "| open | | not run |" in missing
     assert published.startswith("| X | open | concat | 1.00 |") and "table 9" in published
     assert "`--config.mask_filter_pairs=False`" in text
