@@ -121,16 +121,20 @@ def resolve(config: ConfigDict, dataset: Dataset) -> tuple[ConfigDict, dict[str,
     fill(config, "batch_size", _batch_size(rows), "batch_size")
     pool = max(4 * config.batch_size if rows < 10_000 else int(2.25 * config.batch_size), 64)
     fill(config, "pool_size", pool, "pool_size")
-    fill(config, "head_dim", 256, "head_dim")
+    fill(config, "head_dim", 384 if num_labels < 500_000 else 256, "head_dim")
     # With a budget of minutes this is the most that is done; the clock usually says less.
     steps = -(-rows // config.batch_size)
     fill(config, "epochs", int(np.clip(2_000 // steps, 5, 60)), "epochs")
     if config.row_length < config.max_length:
         config.row_length = config.max_length
         chosen["row_length"] = config.max_length
-    rate = 2e-3 if config.encoder.name == "bag" else 1e-4
-    fill(config.lr, "encoder", rate, "lr.encoder")
-    fill(config.lr, "heads", 2e-3 if config.encoder.name == "bag" else 2e-4, "lr.heads")
+    bag = config.encoder.name == "bag"
+    for name, of_bag, of_pretrained in (
+        ("encoder", 2e-3, 1e-4),
+        ("heads", 2e-3, 2e-4),
+        ("table", 1e-2, 1e-3),
+    ):
+        fill(config.lr, name, of_bag if bag else of_pretrained, f"lr.{name}")
     if config.index == "auto" and (config.batching != "random" or config.hard_negatives):
         accelerator = jax.default_backend() != "cpu"
         kind, seconds = indexes.choose(
