@@ -64,6 +64,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.de.loss = arg.loss.split("+")[0] if arg.loss != "bce" else config.de.loss
     if arg.encoder:
         config.encoder.name = arg.encoder
+        if arg.encoder != "bag" and entry is not None and entry.name not in PAPER:
+            _pretrained(config)
     if arg.embeddings:
         config.encoder.name, config.encoder.embeddings = "bag", arg.embeddings
     if arg.debug:
@@ -161,7 +163,7 @@ def _small(config: ConfigDict, entry: catalog.Entry) -> None:
     """Our own data sets, with the bag encoder: minutes on two cores [all ours]."""
     _bag(config)
     if entry.name == "LF-WordNetTitles-Mini":
-        # The pool holds all labels; 5 % of 1,850 rows are too few to choose by and too many to lose.
+        # The pool holds all labels. 5 % of 1,850 rows are too few to choose by, too many to lose.
         config.batch_size, config.pool_size, config.epochs = 256, 1858, 45
         config.held_out_share = 0.0
     else:
@@ -184,6 +186,14 @@ def _bag(config: ConfigDict) -> None:
     config.lr.encoder = config.lr.heads = 2e-3
     config.lr.table = 1e-2
     config.lr.weight_decay = 0.5
+
+
+def _pretrained(config: ConfigDict) -> None:
+    """Our own data sets with a pretrained transformer instead of the bag [all ours]."""
+    config.batch_size, config.pool_size = 128, 512
+    config.epochs, config.eval_epochs = 12, 4
+    config.head_dropout = 0.1
+    config.lr.encoder, config.lr.heads, config.lr.weight_decay = 1e-4, 1e-3, 0.01
 
 
 def _own_data(config: ConfigDict) -> None:
