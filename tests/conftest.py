@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Data and tokens are cached away from the user's; what one process compiled, others need not.
+SCRATCH = Path(tempfile.mkdtemp(prefix="xmc-tests-"))
+atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
+os.environ["XMC_CACHE"] = str(SCRATCH / "cache")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(SCRATCH / "compiled"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +32,53 @@ def mini_folder() -> Path:
     import xmc_jax.data
 
     return Path(xmc_jax.data.__file__).parent / "wordnet_mini"
+
+
+@pytest.fixture(scope="session")
+def own_data(tmp_path_factory) -> Path:
+    """A TSV file of 300 points, labels as texts."""
+    import tiny
+
+    return tiny.write_tsv(tmp_path_factory.mktemp("own") / "points.tsv")
+
+
+@pytest.fixture(scope="session")
+def trained(own_data, tmp_path_factory) -> Path:
+    """Work directory of a finished run on own data; not to be changed."""
+    import tiny
+
+    from xmc_jax import runs
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    runs.start(tiny.config(own_data), folder)
+    return folder
+
+
+MINI = (
+    "--config=configs/unidec.py:wordnet-mini,debug",
+    "--config.batching=clusters",
+    "--config.hard_negatives=True",
+    "--config.refresh_epochs=1",
+    "--config.eval_epochs=1",
+    "--config.encoder.dim=32",
+    "--config.head_dim=32",
+    "--config.encoder.vocab_size=1000",
+    "--config.log_steps=1",
+)
+
+
+@pytest.fixture(scope="session")
+def mini_flags() -> tuple[str, ...]:
+    """Flags of a debug run on Mini: clusters, hard negatives, held-out rows, two refreshes."""
+    return MINI
+
+
+@pytest.fixture(scope="session")
+def mini_run(tmp_path_factory) -> Path:
+    """Work directory of that run, trained by the binary without interruption."""
+    import tiny
+
+    folder = tmp_path_factory.mktemp("mini") / "run"
+    done = tiny.run("train", *MINI, f"--workdir={folder}")
+    assert done.returncode == 0, done.stderr
+    return folder

@@ -90,7 +90,11 @@ class CompiledStep:
         shape = batch.tokens.ids.shape
         if shape not in self.compiled:
             started = time.perf_counter()
-            self.compiled[shape] = self._jitted.lower(state, batch, np.float32(1)).compile()
+            # Shapes only: a resumed run compiles the same program as one that was not stopped.
+            abstract = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, batch)
+            )
+            self.compiled[shape] = self._jitted.lower(*abstract, np.float32(1)).compile()
             logging.info(
                 "compiled the step for %d rows in %.1f s (shape %d)",
                 shape[0],
