@@ -179,13 +179,14 @@ def restore_model(workdir: Path, step: int, like: Any) -> Any:
 
 
 def prune(workdir: Path, *, keep_last: int = 2) -> None:
-    """Remove all but the best checkpoint and the last ``keep_last``, and what a kill left."""
+    """Remove all but the best checkpoint and the last ``keep_last``, and what a kill or damage left."""
     keep = {best_step(workdir), *steps(workdir)[-keep_last:]}
     for step in steps(workdir):
         if step not in keep:
             _remove(workdir / "checkpoints" / str(step))
-    for leftover in (workdir / "checkpoints").glob("*.tmp"):
-        _remove(leftover)
+    for path in (workdir / "checkpoints").iterdir():
+        if path.suffix in (".tmp", ".damaged"):
+            _remove(path)
 
 
 def _write(folder: Path, tree: Any) -> None:
