@@ -139,7 +139,8 @@ def hold_out(
     config: ConfigDict, dataset: Dataset, train_tokens: TokenStore
 ) -> tuple[csr_matrix, EvaluationSplit | None]:
     """Training labels with the held-out rows emptied, and those rows (DESIGN: Numbers)."""
-    train = dataset.train
+    # Rows count from 0 here, also where the training split was itself drawn from one file.
+    train = dataclasses.replace(dataset.train, rows=None)
     if config.held_out_share <= 0:
         return train.labels, None
     kept, held_out = splits.hold_out(
