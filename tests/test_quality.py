@@ -1,0 +1,32 @@
+"""Training on the bundled data reaches what it should, and filter pairs must be masked for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from configs import unidec
+from xmc_jax import runs
+
+EPOCHS = 15  # a third of the configuration's: enough to tell the two apart
+
+
+def train(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes) -> dict[str, float]:
+    monkeypatch.setenv("XMC_CACHE", str(folder / "cache"))
+    config = unidec.get_config("wordnet-mini")
+    config.epochs, config.eval_epochs = EPOCHS, 1000
+    config.update(changes)
+    return runs.start(config, folder / "run")["heads"]["concat"]["filtered"]
+
+
+@pytest.mark.slow
+def test_masked_filter_pairs_are_worth_points_of_precision(tmp_path, monkeypatch):
+    """Nearly every query's own text is also a label: as a negative it would rule the loss."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    masked = train(tmp_path / "a", monkeypatch)
+    unmasked = train(tmp_path / "b", monkeypatch, mask_filter_pairs=False)
+    assert masked["P@1"] > unmasked["P@1"] + 2.5, (masked, unmasked)
+    # Ahead of TF-IDF nearest label (34.93, 21.17) after a third of the epochs already.
+    assert masked["P@1"] > 40 and masked["P@5"] > 24, masked
