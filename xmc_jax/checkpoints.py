@@ -179,7 +179,7 @@ def restore_model(workdir: Path, step: int, like: Any) -> Any:
 
 
 def prune(workdir: Path, *, keep_last: int = 2) -> None:
-    """Remove all but the best checkpoint and the last ``keep_last``, and what a kill or damage left."""
+    """Remove all but the best checkpoint, the last ``keep_last``, and what a kill left behind."""
     keep = {best_step(workdir), *steps(workdir)[-keep_last:]}
     for step in steps(workdir):
         if step not in keep:
