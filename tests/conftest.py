@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -82,3 +83,26 @@ def mini_run(tmp_path_factory) -> Path:
     done = tiny.run("train", *MINI, f"--workdir={folder}")
     assert done.returncode == 0, done.stderr
     return folder
+
+
+class SmallDisk:
+    """A file system of 1 MiB that can be made read-only, or larger."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def remount(self, options: str) -> None:
+        command = ["mount", "-o", f"remount,{options}", str(self.folder)]
+        subprocess.run(command, check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A small file system, where mounting one is permitted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small tmpfs is not permitted here")
+    yield SmallDisk(folder)
+    subprocess.run(["umount", "-l", str(folder)], check=True)  # lazily: files may be mapped still

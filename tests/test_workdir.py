@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -85,26 +84,15 @@ def test_path_below_a_file(tmp_path):
             workdir.open_run(folder, CONFIG)
 
 
-@pytest.fixture
-def read_only(tmp_path):
-    """A work directory on a read-only file system."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small tmpfs is not permitted here")
-    began(folder / "run")
-    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_read_only_file_system(read_only):
-    for folder in (read_only / "run", read_only / "new"):
+def test_read_only_file_system(small_disk):
+    disk = small_disk.folder
+    began(disk / "run")
+    small_disk.remount("ro")
+    for folder in (disk / "run", disk / "new"):
         with pytest.raises(workdir.WorkdirError, match="Read-only file system"):
             workdir.open_run(folder, CONFIG)
     with pytest.raises(OSError, match=r"eval\.json cannot be written: Read-only file system"):
-        workdir.write_json(read_only / "run" / "eval.json", {})
+        workdir.write_json(disk / "run" / "eval.json", {})
 
 
 @pytest.mark.parametrize(("text", "said"), [(None, "does not exist"), ("{", "is not JSON")])
