@@ -119,8 +119,7 @@ def resolve(config: ConfigDict, dataset: Dataset) -> tuple[ConfigDict, dict[str,
     fill(config.encoder, "name", "bag" if on_cpu else "distilbert-base-uncased", "encoder.name")
     fill(config, "max_length", _max_length(dataset), "max_length")
     fill(config, "batch_size", _batch_size(rows), "batch_size")
-    pool = max(4 * config.batch_size if rows < 10_000 else int(2.25 * config.batch_size), 64)
-    fill(config, "pool_size", pool, "pool_size")
+    fill(config, "pool_size", 10 * config.batch_size, "pool_size")
     fill(config, "head_dim", 384 if num_labels < 500_000 else 256, "head_dim")
     # With a budget of minutes this is the most that is done; the clock usually says less.
     steps = -(-rows // config.batch_size)
@@ -146,8 +145,8 @@ def resolve(config: ConfigDict, dataset: Dataset) -> tuple[ConfigDict, dict[str,
 
 
 def _batch_size(rows: int) -> int:
-    """A quarter of the rows at most, a power of two between 16 and 1,024."""
-    return int(2 ** np.clip(np.floor(np.log2(max(rows / 6, 16))), 4, 10))
+    """A sixth of the rows at most, a power of two between 16 and 256."""
+    return int(2 ** np.clip(np.floor(np.log2(max(rows / 6, 16))), 4, 8))
 
 
 def _max_length(dataset: Dataset) -> int:
