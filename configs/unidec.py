@@ -70,7 +70,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.encoder.name, config.encoder.embeddings = "bag", arg.embeddings
     if arg.debug:
         config.epochs, config.batch_size, config.pool_size = 2, 32, 96
-        config.held_out_rows, config.max_minutes = 50, 0.0
+        config.held_out_share, config.held_out_rows, config.max_minutes = 0.05, 50, 0.0
     return config
 
 
