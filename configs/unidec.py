@@ -215,4 +215,5 @@ def _own_data(config: ConfigDict) -> None:
     config.epochs = config_dict.placeholder(int)
     config.max_length = config_dict.placeholder(int)
     config.max_minutes = 30.0
-    config.lr.encoder = config.lr.heads = config.lr.table = config_dict.placeholder(float)
+    for name in ("encoder", "heads", "table"):  # one each: a shared one would be set by any of them
+        config.lr[name] = config_dict.placeholder(float)
