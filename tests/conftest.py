@@ -64,6 +64,7 @@ MINI = (
     "--config.encoder.dim=32",
     "--config.head_dim=32",
     "--config.encoder.vocab_size=1000",
+    "--config.held_out_share=0.05",
     "--config.log_steps=1",
 )
 

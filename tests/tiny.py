@@ -30,6 +30,7 @@ SMALL = {
     "hard_negatives": True,
     "batching": "clusters",
     "max_minutes": 0.0,
+    "held_out_share": 0.05,
     "lr.encoder": 5e-3,
     "lr.heads": 5e-3,
     "lr.table": 1e-2,

@@ -173,7 +173,7 @@ def evaluate(
             labels,
             split,
             head,
-            k=max(depth(split, ks), 100 if keep is not None else 0),
+            k=max(depth(split, (*ks, 5)), 100 if keep is not None else 0),  # bins look at 5
             kind=kind,
             seed=config.seed,
         )

@@ -1,0 +1,205 @@
+"""Prediction: as a binary and in Python, with everything that can be asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+from xmc_jax import predictor
+
+TEXTS = ["red apple or old river", "wild castle", "copper", "loud violin and round planet"]
+
+
+@pytest.fixture(scope="module")
+def model(trained):
+    return predictor.load(trained)
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("".join(text + "\n" for text in TEXTS), encoding="utf-8")
+    return path
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_three_lines_of_python(trained):
+    model = predictor.load(trained)
+    vectors = model.encode(TEXTS)
+    labels = model.predict(TEXTS, k=3)
+    assert vectors.shape == (4, 32) and [len(row) for row in labels] == [3] * 4
+    for row in labels:
+        assert all(text in model.label_texts for text, _ in row)
+        assert [score for _, score in row] == sorted((s for _, s in row), reverse=True)
+
+
+@pytest.mark.parametrize("head", ["de", "clf", "concat"])
+def test_scores_are_dot_products(model, head):
+    ids, scores = model.predict_ids(TEXTS, k=5, head=head)
+    vectors, labels = model.encode(TEXTS, head=head), model.label_vectors(head=head)
+    np.testing.assert_allclose(
+        scores, np.einsum("nd,nkd->nk", vectors, labels[ids]), atol=1e-5, rtol=0
+    )
+    np.testing.assert_allclose(
+        scores, np.sort(vectors @ labels.T, axis=1)[:, ::-1][:, :5], atol=1e-5, rtol=0
+    )
+    np.testing.assert_allclose((labels**2).sum(axis=1), 2 if head == "concat" else 1, rtol=1e-5)
+
+
+def test_file_min_score_and_embeddings(trained, model, texts, tmp_path):
+    out, vectors = tmp_path / "out.jsonl", tmp_path / "out.npy"
+    done = tiny.run(
+        "predict",
+        f"--workdir={trained}",
+        f"--input={texts}",
+        f"--output={out}",
+        "--k=4",
+        "--head=de",
+        "--min_score=0.1",
+        f"--embeddings={vectors}",
+    )
+    assert done.returncode == 0, done.stderr
+    lines = read(out)
+    assert [line["text"] for line in lines] == TEXTS
+    expected = model.predict(TEXTS, k=4, head="de", min_score=0.1)
+    for line, row in zip(lines, expected):
+        assert [(x["text"], x["score"]) for x in line["labels"]] == [
+            (text, round(score, 6)) for text, score in row
+        ]
+        assert all(
+            x["score"] >= 0.1 and model.label_texts[x["id"]] == x["text"] for x in line["labels"]
+        )
+    np.testing.assert_array_equal(np.load(vectors), model.encode(TEXTS, head="de"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.jsonl", "out.npy", "texts.txt"]
+
+
+def test_standard_input_and_output(trained, model):
+    done = tiny.run("predict", f"--workdir={trained}", "--k=1", stdin="\n".join(TEXTS))
+    assert done.returncode == 0, done.stderr
+    best = [json.loads(line)["labels"][0]["text"] for line in done.stdout.splitlines()]
+    assert best == [row[0][0] for row in model.predict(TEXTS, k=1)]
+
+
+def test_blocks_do_not_show(model, texts, tmp_path, monkeypatch):
+    for name in ("whole", "blocks"):
+        predictor.predict_file(
+            model, str(texts), str(tmp_path / name), embeddings=str(tmp_path / f"{name}.npy")
+        )
+        monkeypatch.setattr(predictor, "BLOCK_TEXTS", 3)
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "blocks").read_bytes()
+    np.testing.assert_array_equal(np.load(tmp_path / "whole.npy"), np.load(tmp_path / "blocks.npy"))
+
+
+def test_exclude_same_text(model):
+    label = model.label_texts[3]
+    text = f"  {label.upper()} "
+    assert model.predict([label], k=64)[0][0][0] != "" and any(
+        found == label for found, _ in model.predict([text], k=64)[0]
+    )
+    without = model.predict([text], k=64, exclude_same_text=True)[0]
+    assert len(without) == len(model.label_texts) - 1
+    assert label not in [found for found, _ in without]
+    few = model.predict([text, "copper"], k=2, exclude_same_text=True)
+    assert [len(row) for row in few] == [2, 2]
+
+
+def test_new_labels_by_text(trained, model, tmp_path, caplog):
+    new = ["quiet harp", "red apple"]  # the second is known already
+    more = predictor.load(trained, new_labels=new)
+    assert (
+        "2 new labels have no classifier row: all labels are ranked by the DE head" in caplog.text
+    )
+    assert more.heads == ("de",) and len(more.label_texts) == len(model.label_texts) + 2
+    assert more.num_known == len(model.label_texts)
+    (row,) = more.predict(["quiet harp"], k=1)
+    assert row[0][0] == "quiet harp" and abs(row[0][1] - 1) < 1e-5
+    labels = more.label_vectors()
+    np.testing.assert_allclose(labels[: model.num_known], model.label_vectors(head="de"), atol=1e-6)
+    with pytest.raises(ValueError, match="new labels have no classifier row"):
+        more.predict(TEXTS, head="concat")
+    path = tmp_path / "new.txt"
+    path.write_text("quiet harp\n")
+    done = tiny.run("predict", f"--workdir={trained}", f"--new_labels={path}", stdin="quiet harp\n")
+    assert done.returncode == 0 and "ranked by the DE head" in done.stderr
+    assert json.loads(done.stdout)["labels"][0] == {"id": 64, "text": "quiet harp", "score": 1.0}
+
+
+def test_empty_input(model, tmp_path):
+    (tmp_path / "empty").write_text("")
+    out, vectors = tmp_path / "out", tmp_path / "out.npy"
+    predictor.predict_file(model, str(tmp_path / "empty"), str(out), embeddings=str(vectors))
+    assert out.read_text() == "" and np.load(vectors).shape == (0, 32)
+    assert model.predict([]) == []
+
+
+def test_odd_bytes_are_read_as_latin_1_and_said(model, tmp_path, caplog):
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(b"\xef\xbb\xbfred apple\r\n\ncaf\xe9 castle\nna\xefve river")
+    predictor.predict_file(model, str(source), str(out), k=1)
+    assert [line["text"] for line in read(out)] == [
+        "red apple",
+        "",
+        "caf\u00e9 castle",
+        "na\u00efve river",
+    ]
+    assert f"{source}, line 3: not utf-8, read as latin-1" in caplog.text
+    assert "2 lines were read as latin-1" in caplog.text
+
+
+def test_more_labels_than_there_are(model):
+    assert [len(row) for row in model.predict(TEXTS, k=1000)] == [len(model.label_texts)] * 4
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_other_indexes(trained, model, kind):
+    found = predictor.load(trained, kind=kind).predict_ids(TEXTS, k=5)[0]
+    exact = model.predict_ids(TEXTS, k=5)[0]
+    assert np.mean([len(set(a) & set(b)) / 5 for a, b in zip(found, exact)]) > 0.7
+
+
+def test_work_directory_alone_is_enough(trained, model, tmp_path, monkeypatch):
+    """The data set is gone, the work directory was moved, the user is elsewhere."""
+    folder = shutil.copytree(trained, tmp_path / "moved")
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["config"]["dataset"] = meta["resolved"]["dataset"] = meta["data"]["folder"] = "/gone"
+    (folder / "meta.json").write_text(json.dumps(meta))
+    monkeypatch.chdir(tmp_path)
+    assert predictor.load("moved").predict(TEXTS) == model.predict(TEXTS)
+
+
+def test_other_checkpoint(trained, model):
+    steps = sorted(int(p.name) for p in (trained / "checkpoints").iterdir())
+    first = predictor.load(trained, step=steps[0])
+    assert not np.array_equal(
+        first.encode(TEXTS), predictor.load(trained, step=steps[1]).encode(TEXTS)
+    )
+
+
+def test_errors_leave_nothing(trained, model, texts, tmp_path):
+    with pytest.raises(OSError, match="none/out cannot be written"):
+        predictor.predict_file(model, str(texts), f"{tmp_path}/none/out")
+    with pytest.raises(OSError, match="none"):
+        predictor.predict_file(model, f"{tmp_path}/none", f"{tmp_path}/out")
+    done = tiny.run("predict", f"--workdir={trained}", f"--new_labels={tmp_path}/none", stdin="")
+    assert done.returncode == 1 and f"{tmp_path}/none" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["texts.txt"]
+
+
+def test_failure_on_the_way_leaves_no_output(model, texts, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise ValueError("on the way")
+
+    monkeypatch.setattr(model, "predict_ids", fail)
+    out, vectors = str(tmp_path / "out"), str(tmp_path / "out.npy")
+    with pytest.raises(ValueError, match="on the way"):
+        predictor.predict_file(model, str(texts), out, embeddings=vectors)
+    assert [p.name for p in tmp_path.iterdir()] == ["texts.txt"]
