@@ -105,11 +105,15 @@ def smaller_settings(config: ConfigDict) -> Iterator[dict[str, Any]]:
     def head(n: int) -> dict[str, Any]:
         return {"head_dim": config.head_dim // n} if config.head_dim else {}
 
-    singles = [table, remat, batch(2), head(2), batch(4), head(4)]
-    together = [{**table, **remat, **batch(n), **head(m)} for n in (1, 2, 4, 8) for m in (2, 4)]
-    for settings in [s for s in singles if s] + together:
-        if config.head_dim == 0 or settings.get("head_dim", 1) > 0:
-            yield {k: v for k, v in settings.items() if field_of(config, k) != v}
+    alone = [table, remat, batch(2), head(2), batch(4), head(4)]
+    steps = ((1, 2), (2, 2), (4, 4), (8, 4), (16, 8))
+    together = [{**table, **remat, **batch(n), **head(m)} for n, m in steps]
+    tried: list[dict[str, Any]] = [{}]
+    for settings in alone + together:
+        smaller = {k: v for k, v in settings.items() if v and field_of(config, k) != v}
+        if smaller not in tried:
+            tried.append(smaller)
+            yield smaller
 
 
 def _fits(run: Run, settings: dict[str, Any], limit: float) -> bool:

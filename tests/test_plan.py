@@ -1,0 +1,173 @@
+"""Own data: what a run derives, what it says, and when it refuses to start."""
+
+from __future__ import annotations
+
+import json
+import re
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from configs import depsl, unidec
+from xmc_jax import memory, plan, runs, workdir
+
+
+def shaped(rows: int, labels: int, words: int = 6) -> SimpleNamespace:
+    """What `resolve` looks at of a data set."""
+    texts = [" ".join(["word"] * words)] * 100
+    matrix = SimpleNamespace(shape=(rows, labels))
+    return SimpleNamespace(
+        train=SimpleNamespace(labels=matrix, texts=texts), label_texts=texts[:50]
+    )
+
+
+def own_config(get_config=unidec.get_config, **changes):
+    config = get_config("my.tsv")
+    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
+    return config
+
+
+@pytest.mark.parametrize("get_config", [unidec.get_config, depsl.get_config])
+@pytest.mark.parametrize(
+    ("rows", "labels"), [(20, 10), (300, 64), (60_000, 70_000), (2_248_619, 1_305_265)]
+)
+def test_nothing_is_left_open(get_config, rows, labels):
+    given = own_config(get_config, batching="clusters", hard_negatives=True)
+    config, chosen = plan.resolve(given, shaped(rows, labels))
+    flat = workdir.flatten(config.to_dict())
+    assert not [name for name, value in flat.items() if value is None]
+    assert config.encoder.name and config.index in ("exact", "ivf")
+    assert (config.index == "ivf") == (2.0 * rows * labels * config.head_dim >= 1e14)
+    assert config.batch_size <= config.pool_size
+    assert config.row_length >= config.max_length
+    plan.check(config)
+    before = workdir.flatten(given.to_dict())
+    changed = {name for name, value in flat.items() if value != before[name]}
+    assert changed <= chosen.keys()
+    assert {"batch_size", "pool_size", "epochs", "max_length", "index", "lr.table"} <= chosen.keys()
+    assert given.batch_size is None  # what was given stays as it was
+
+
+def test_what_is_given_is_kept():
+    given = own_config(batch_size=40, epochs=3, lr__table=0.5, index="hnsw", hard_negatives=True)
+    config, chosen = plan.resolve(given, shaped(5_000, 100))
+    assert (config.batch_size, config.epochs, config.lr.table, config.index) == (40, 3, 0.5, "hnsw")
+    assert not chosen.keys() & {"batch_size", "epochs", "lr.table", "index"}
+    assert config.lr.encoder != 0.5
+
+
+@pytest.mark.parametrize(("words", "length"), [(6, 32), (22, 64), (60, 128), (500, 256)])
+def test_length_follows_the_texts(words, length):
+    config, _ = plan.resolve(own_config(), shaped(1_000, 100, words))
+    assert config.max_length == length and config.row_length >= length
+
+
+def test_rates_follow_the_encoder():
+    bag, _ = plan.resolve(own_config(encoder__name="bag"), shaped(1_000, 100))
+    pretrained, _ = plan.resolve(own_config(encoder__name="some/model"), shaped(1_000, 100))
+    assert bag.lr.encoder > pretrained.lr.encoder and bag.lr.table > pretrained.lr.table
+
+
+def test_epochs_in_a_budget():
+    options = dict(step=0.5, steps_per_epoch=100, evaluation=10.0, every=5)
+    # 0.95 * 600 s, less two evaluations, in epochs of 50 s and a fifth of an evaluation.
+    assert plan.epochs_in(10, **options) == int((570 - 20) / (50 + 2))
+    assert plan.epochs_in(0.01, **options) == 1
+
+
+def test_own_file_in_one_command(own_data, tmp_path):
+    """As a user would: a file, a few minutes (here seconds), and what was chosen is said."""
+    done = tiny.run(
+        "train",
+        f"--config=configs/unidec.py:{own_data}",
+        "--config.max_minutes=0.05",
+        "--config.encoder.dim=16",
+        "--config.head_dim=16",
+        f"--workdir={tmp_path}/run",
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("encoder.name = bag", "batch_size = 32", "pool_size = 320", "max_length = 32"):
+        assert f"chosen for this data and device: {name}" in done.stderr
+    assert re.search(r"^points: \d+ training rows, 64 labels", done.stdout, re.MULTILINE)
+    assert re.search(r"^memory: parameters [\d.]+ GiB, table", done.stdout, re.MULTILINE)
+    epochs = int(re.search(r"^epochs: (\d+) in 0.05 minutes", done.stdout, re.MULTILINE)[1])
+    meta = json.loads((tmp_path / "run/meta.json").read_text())
+    assert meta["epochs"] == epochs <= meta["resolved"]["epochs"]
+    steps = int(re.search(r"(\d+) steps an epoch", done.stdout)[1])
+    assert (tmp_path / "run/checkpoints" / str(epochs * steps)).is_dir()
+    assert "test rows: 60" in done.stdout
+
+
+# Memory.
+
+
+class Stop(Exception):
+    """The run would have begun."""
+
+
+@pytest.fixture
+def big(own_data):
+    """A configuration whose batch, pool and table weigh something."""
+    return tiny.config(own_data, batch_size=64, pool_size=64, head_dim=256, max_minutes=0.0)
+
+
+def test_refusal_names_settings_that_really_fit(big, tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "train", lambda *_: (_ for _ in ()).throw(Stop))
+    measured = []
+    sizes = memory.sizes
+    monkeypatch.setattr(
+        memory, "sizes", lambda *args: measured.append(sizes(*args)) or measured[-1]
+    )
+    with pytest.raises(Stop):
+        runs.start(big, tmp_path / "fits")
+    found = measured[0]
+    assert set(found) == {"parameters", "table", "moments", "vectors", "activations"}
+    assert found["table"] == 64 * 256 * 4 and found["moments"] == 2 * found["table"] + 4
+    total = sum(found.values())
+    monkeypatch.setattr(memory, "available_bytes", lambda: int(total / 0.9) - 20)
+    with pytest.raises(plan.PlanError, match="over 90% of what there is") as error:
+        runs.start(big, tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    settings = [line.strip() for line in str(error.value).splitlines() if "--config" in line]
+    assert len(settings) == 2
+    for number, line in enumerate(settings):
+        config = big.copy_and_resolve_references()
+        for flag in line.split():
+            name, value = flag.removeprefix("--config.").split("=")
+            config.update_from_flattened_dict({name: value if "dtype" in name else int(value)})
+        with pytest.raises(Stop):
+            runs.start(config, tmp_path / f"smaller{number}")
+
+
+def test_refusal_where_nothing_helps(big, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10_000)
+    with pytest.raises(plan.PlanError, match="No smaller batch, pool, head or table would fit"):
+        runs.start(big, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("dataset", ["wordnet-mini", "amazontitles1.3m"])
+@pytest.mark.parametrize("get_config", [unidec.get_config, depsl.get_config])
+def test_smaller_settings_are_valid_and_smaller(get_config, dataset):
+    config = get_config(dataset)
+    seen = []
+    for settings in memory.smaller_settings(config):
+        smaller = config.copy_and_resolve_references()
+        smaller.update_from_flattened_dict(settings)
+        plan.check(smaller)
+        assert settings and settings not in seen
+        seen.append(settings)
+        for name in ("batch_size", "pool_size", "head_dim"):
+            assert settings.get(name, 0) <= plan.field_of(config, name)
+        assert "table.dtype" not in settings or config.classifier
+        assert "encoder.remat" not in settings or config.encoder.name != "bag"
+    assert len(seen) >= 6
+
+
+def test_available_memory_is_stated():
+    available = memory.available_bytes()
+    assert 2**28 < available < 2**50
+    assert jax.default_backend() == "cpu" and np.isfinite(available)
