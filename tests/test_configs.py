@@ -1,0 +1,159 @@
+"""Every configuration with every data set: it builds, is complete, and its step has one shape."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from xmc_jax import build, catalog, label_pool, plan, train_state, workdir
+from xmc_jax.data import batches
+from xmc_jax.models.transformer import TransformerConfig, TransformerEncoder
+from xmc_jax.tokens import TokenBatch
+from xmc_jax.train_step import StepBatch, make_train_step
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted(path.stem for path in (ROOT / "configs").glob("[a-z]*.py"))
+OPTIONS = ("", ",debug", ",paper=preprint", ",loss=supcon+bce", ",loss=bce", ",encoder=bag")
+DATASETS = [entry.name for entry in catalog.ENTRIES] + ["my_data.tsv"]
+
+
+def get_config(file: str, arg: str) -> ConfigDict:
+    return importlib.import_module(f"configs.{file}").get_config(arg)
+
+
+def resolved(file: str, name: str, option: str = "") -> tuple[ConfigDict, catalog.Entry]:
+    """The complete configuration, as for a data set of the catalog's size."""
+    entry = catalog.find(name) or catalog.default_entry(name, 5_000, 1_000, 3_000, 32)
+    texts = ["six words are in each text"] * 100
+    matrix = SimpleNamespace(shape=(entry.num_train, entry.num_labels))
+    train = SimpleNamespace(labels=matrix, texts=texts)
+    given = get_config(file, name + option)
+    plan.check(given)
+    return plan.resolve(given, SimpleNamespace(train=train, label_texts=texts))[0], entry
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("file", FILES)
+def test_builds_and_is_complete(file, name, option):
+    config, _ = resolved(file, name, option)
+    flat = workdir.flatten(config.to_dict())
+    assert not [field for field, value in flat.items() if value is None]
+    assert config.dataset == name
+    objective = build.objective(config)
+    assert (objective.clf is not None) == config.classifier
+    again = ConfigDict(json.loads(json.dumps(config.to_dict())))  # as in a work directory
+    assert workdir.flatten(again.to_dict()).keys() == flat.keys()
+
+
+def tiny_encoder(config: ConfigDict) -> TransformerEncoder:
+    """Takes DistilBERT's place: same kind, hardly any parameters."""
+    shape = TransformerConfig(vocab_size=100, dim=8, num_layers=1, num_heads=2, mlp_dim=16)
+    return TransformerEncoder(shape, pooling=config.encoder.pooling)
+
+
+def step_shapes(config: ConfigDict, entry: catalog.Entry, max_segments: int) -> StepBatch:
+    """Shapes of a batch, computed from the numbers in the configuration alone."""
+    rows = entry.num_train
+    levels = batches.cluster_levels(rows, config.batch_size)
+    queries = min(config.batch_size, rows)
+    if config.batching == "clusters":
+        queries = batches.batch_slots(rows, levels)
+    assert queries <= config.pool_size, "a pool must hold one positive of each query"
+    pool = min(config.pool_size, max(entry.num_labels, queries))
+    width, texts = pool + config.extra_pool_size, queries + pool
+    shape = lambda dims, kind: jax.ShapeDtypeStruct(dims, kind)
+    packed = (-(-texts // max_segments), config.row_length)
+    tokens = TokenBatch(
+        shape(packed, np.uint16),
+        shape(packed, np.uint8),
+        shape(packed, np.uint16),
+        shape((texts,), np.int32),
+        shape((texts,), np.uint8),
+    )
+    pair = shape((queries, width), np.bool_)
+    return StepBatch(tokens, shape((width,), np.int32), pair, pair)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("file", FILES)
+def test_step_keeps_the_shapes_of_its_state(file, name):
+    """Nothing is allocated: 1.3 million labels are only looked at."""
+    config, entry = resolved(file, name)
+    if config.encoder.name == "bag":
+        encoder, _ = build.encoder(config, 500, np.ones(500, np.int64))
+    else:
+        encoder = tiny_encoder(config)
+    model = build.model(config, encoder)
+    optimizer = train_state.make_optimizer(
+        encoder_rate=config.lr.encoder,
+        head_rate=config.lr.heads,
+        weight_decay=config.lr.weight_decay,
+        clip_norm=config.lr.clip_norm,
+    )
+
+    def start():
+        table = None
+        if config.classifier:
+            rows = jax.numpy.zeros((entry.num_labels, model.dim))
+            table = label_pool.to_storage(rows, config.table.dtype)
+        return train_state.new_state(model.init(jax.random.key(0)), optimizer, table)
+
+    state = jax.eval_shape(start)
+    assert config.max_length <= config.row_length
+    step = make_train_step(
+        model, build.objective(config), optimizer, table_rate=config.lr.table, seed=config.seed
+    )
+    batch = step_shapes(config, entry, encoder.max_segments)
+    after, parts = jax.eval_shape(step, state, batch, np.float32(1))
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    for found, expected in zip(jax.tree.leaves(after), jax.tree.leaves(state)):
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    assert parts["loss"].shape == () and parts["gradient_norm"].dtype == np.float32
+    assert ("loss_clf" in parts) == config.classifier
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("name", ["LF-AmazonTitles-1.3M", "LF-WordNetTitles", "my_data.tsv"])
+def test_setting_a_field_sets_no_other(file, name):
+    plain = workdir.flatten(get_config(file, name).to_dict())
+    for field, value in plain.items():
+        config = get_config(file, name)
+        new = {int: 7, float: 0.25, str: "x", bool: not value, tuple: ((0, 2),)}.get(
+            type(value), 0.25 if field.startswith("lr.") else 7
+        )
+        config.update_from_flattened_dict({field: new})
+        changed = workdir.flatten(config.to_dict())
+        assert {k for k in plain if plain[k] != changed[k]} <= {field}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_field_is_read(file):
+    """No field that nobody reads: each is found, by name, outside of the checks of its range."""
+    sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "xmc_jax").rglob("*.py")}
+    text = "\n".join(sources.values())
+    text = re.sub(r"^(NAMES|BOUNDS) = {.*?^}", "", text, flags=re.MULTILINE | re.DOTALL)
+    unread = []
+    for name in DATASETS:
+        for field in workdir.flatten(get_config(file, name).to_dict()):
+            last = field.rpartition(".")[2]
+            if not re.search(rf"\.{last}\b", text):
+                unread.append(field)
+    assert not unread
+
+
+def test_commands_in_the_docstrings_are_right():
+    """The first command of each file names that file and a data set of the catalog."""
+    for file in FILES:
+        module = importlib.import_module(f"configs.{file}")
+        command = re.search(r"--config=configs/(\w+)\.py:([\w.-]+)", module.__doc__)
+        assert command and command[1] == file
+        assert catalog.find(command[2]) is not None
