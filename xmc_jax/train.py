@@ -43,12 +43,7 @@ def main(argv: list[str]) -> None:
 
 def _default_workdir() -> str:
     """``runs/unidec-wordnet-mini`` for ``--config=configs/unidec.py:wordnet-mini``."""
-    path, options = config_flags.get_config_filename(flags.FLAGS["config"]), ""
-    for before, arg in zip(["", *sys.argv], sys.argv):  # --config=FILE:OPTIONS or --config FILE:...
-        name, has_value, value = arg.lstrip("-").partition("=")
-        given = value if name == "config" and has_value else ""
-        given = arg if before.lstrip("-") == "config" else given
-        options = given.partition(":")[2] or options
+    path, _, options = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
     clean = "".join(c if c.isalnum() or c in ".=-_" else "-" for c in options)
     return str(Path("runs") / "-".join(filter(None, [Path(path).stem, clean])))
 
