@@ -95,6 +95,22 @@ def test_read_only_file_system(small_disk):
         workdir.write_json(disk / "run" / "eval.json", {})
 
 
+def test_one_process_at_a_time(tmp_path):
+    folder = tmp_path / "run"
+    with workdir.held(folder):
+        with pytest.raises(workdir.WorkdirError, match="another process is training there"):
+            with workdir.held(folder):
+                pass
+    with workdir.held(folder):
+        pass
+    assert os.listdir(folder) == []
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "run", tmp_path / "file"):
+        with pytest.raises(workdir.WorkdirError, match="cannot be written to"):
+            with workdir.held(path):
+                pass
+
+
 @pytest.mark.parametrize(("text", "said"), [(None, "does not exist"), ("{", "is not JSON")])
 def test_not_a_work_directory(tmp_path, text, said):
     if text is not None:

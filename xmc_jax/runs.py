@@ -33,8 +33,6 @@ from xmc_jax.data import tokenizer as tokenizers
 from xmc_jax.embedding import Embedder
 from xmc_jax.propensity import inverse_propensity
 from xmc_jax.train_loop import CompiledStep, Run, initial_state, train
-from xmc_jax.train_state import TrainState
-from xmc_jax.train_step import StepBatch
 
 
 def start(config: ConfigDict, folder: Path) -> dict[str, Any]:
@@ -53,6 +51,11 @@ def start(config: ConfigDict, folder: Path) -> dict[str, Any]:
     """
     plan.check(config)
     build.objective(config)  # names of losses
+    with workdir.held(folder):
+        return _start(config, folder)
+
+
+def _start(config: ConfigDict, folder: Path) -> dict[str, Any]:
     meta = workdir.open_run(folder, config.to_dict())
     try:
         run, step, params, meta = _prepare(config, folder, meta)
@@ -382,14 +385,3 @@ def evaluate_and_save(
     return result, metrics.precision_recall_thresholds(
         scores, ids, held_out.truth, filter_pairs=held_out.filter_pairs
     )
-
-
-__all__ = [
-    "OpenRun",
-    "StepBatch",
-    "TrainState",
-    "evaluate_and_save",
-    "evaluate_run",
-    "open_run",
-    "start",
-]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from absl import logging
 
 # What training writes; a folder that holds one of these but no meta.json is not ours to use.
 OURS = ("checkpoints", "labels", "metrics.jsonl", "refresh", "tokenizer")
@@ -94,6 +96,39 @@ def versions() -> dict[str, str]:
     return found
 
 
+@contextlib.contextmanager
+def held(workdir: Path) -> Iterator[None]:
+    """Make the folder and keep other processes from training in it; a kill lets go of it.
+
+    Raises:
+      WorkdirError: it cannot be made, or another process trains there.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        folder = os.open(workdir, os.O_RDONLY)
+    except OSError as error:
+        raise _unwritable(workdir, error) from error
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise WorkdirError(
+                f"{workdir}: another process is training there. Wait for its end, or choose "
+                "another --workdir."
+            ) from error
+        except OSError:  # a file system without locks
+            logging.warning("%s cannot be locked: start no second run there", workdir)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _unwritable(workdir: Path, error: OSError) -> WorkdirError:
+    return WorkdirError(
+        f"{workdir} cannot be written to ({error.strerror}). Choose another --workdir."
+    )
+
+
 def open_run(workdir: Path, config: dict[str, Any]) -> dict[str, Any] | None:
     """Make the work directory, or check that it belongs to this configuration.
 
@@ -125,9 +160,7 @@ def open_run(workdir: Path, config: dict[str, Any]) -> dict[str, Any] | None:
             return None
         probe.unlink()
     except OSError as error:
-        raise WorkdirError(
-            f"{workdir} cannot be written to ({error.strerror}). Choose another --workdir."
-        ) from error
+        raise _unwritable(workdir, error) from error
     meta = read_json(workdir / "meta.json")
     _check_same(workdir, meta["config"], config)
     return meta
