@@ -53,7 +53,7 @@ def choose(
     if work < 1e14:
         return "exact", work / rate
     lists = 4 * math.sqrt(num_labels)
-    training = 2 * dim * lists * (10 * 64 * lists + num_labels)
+    training = 2 * dim * lists * (10 * 40 * lists + num_labels)
     search = 2 * dim * num_queries * (lists + 9 * 48 * num_labels / lists)  # 48 lists visited
     return "ivf", (training + search) / rate
 
@@ -295,11 +295,11 @@ def _hnsw_searcher(vectors: np.ndarray) -> Callable:
 
 
 def _ivf_searcher(vectors, seed, sample_queries) -> tuple[int, float, Callable]:
-    """(lists visited, recall, search function); k-means sees at most 64 rows a list."""
+    """(lists visited, recall, search function); k-means sees at most 40 rows a list."""
     number, dim = vectors.shape
     lists = max(1, min(round(4 * math.sqrt(number)), number // 39))
     rng = np.random.default_rng(seed)
-    sample = vectors[np.sort(rng.permutation(number)[: 64 * lists])]
+    sample = vectors[np.sort(rng.permutation(number)[: 40 * lists])]
     held = InvertedLists.build(vectors, sample, lists, seed=seed)
 
     def find(queries, k, nprobe):

@@ -14,10 +14,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from scipy.sparse import csr_matrix
 
 from xmc_jax.data.exact_search import exact_search, host_product, merge
 
 BLOCK = 1 << 17  # queries that are worth searching at once: about thirty a list and visit
+_ROWS = 1024  # vectors whose nearest centroids are looked for together
 _TILE = 512  # queries, and vectors of a list, in one product
 _ROUND = (1, 3, 8)  # lists visited before a query's k-th best score is looked up again
 _CHUNK = 1024  # queries whose results are merged together
@@ -35,30 +37,20 @@ class InvertedLists:
 
     def __init__(self, centroids: np.ndarray, vectors: np.ndarray):
         """Puts every vector into the list of the centroid of highest inner product."""
-        assigned = exact_search(vectors, centroids, 1)[1][:, 0]
+        assigned = nearest(vectors, centroids)
         self.centroids = centroids
         self.ids = np.argsort(assigned, kind="stable").astype(np.int32)
         counts = np.bincount(assigned, minlength=len(centroids))
-        self.starts = np.concatenate([[0], np.cumsum(counts)])
+        self.starts = _ends(counts)
         self.held = np.zeros((len(vectors) + _TILE - 1, vectors.shape[1]), np.float32)
         np.take(vectors, self.ids, axis=0, out=self.held[: len(vectors)])
 
     @classmethod
-    def build(cls, vectors: np.ndarray, sample: np.ndarray, number: int, *, seed: int):
-        """Lists around the centroids of spherical k-means (ten rounds) of a sample of vectors."""
-        import faiss
-
-        kmeans = faiss.Kmeans(
-            vectors.shape[1],
-            number,
-            niter=10,
-            spherical=True,
-            seed=seed & 0x7FFFFFFF,
-            min_points_per_centroid=1,  # a single list for a few labels is meant, no warning
-            max_points_per_centroid=len(sample),
-        )
-        kmeans.train(sample)
-        return cls(np.ascontiguousarray(kmeans.centroids), vectors)
+    def build(
+        cls, vectors: np.ndarray, sample: np.ndarray, number: int, *, seed: int
+    ) -> InvertedLists:
+        """Lists around the centroids of spherical k-means of a sample of the vectors."""
+        return cls(spherical_means(sample, number, seed=seed), vectors)
 
     def search(self, queries: np.ndarray, k: int, nprobe: int) -> tuple[np.ndarray, np.ndarray]:
         """The k best vectors of the ``nprobe`` lists whose centroids are nearest.
@@ -144,3 +136,58 @@ class InvertedLists:
                 ids = self.ids[first + column]
                 found.append((part[at], s[at, column], ids))
         return found
+
+
+def nearest(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    """``[n]`` int32: the centroid of highest inner product of each vector; ties: the lower one."""
+    found = np.zeros(len(vectors), np.int32)
+    product = host_product()
+
+    def job(start):
+        part = vectors[start : start + _ROWS]
+        block = np.zeros((_ROWS, vectors.shape[1]), np.float32)  # one size, one compilation
+        block[: len(part)] = part
+        found[start : start + _ROWS] = product(block, centroids)[: len(part)].argmax(axis=1)
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as workers:
+        list(workers.map(job, range(0, len(vectors), _ROWS)))
+    return found
+
+
+def spherical_means(x: np.ndarray, number: int, *, seed: int, rounds: int = 10) -> np.ndarray:
+    """``[number, d]`` unit rows: k-means by inner product.
+
+    A centroid is the normalised sum of the rows nearest to it. One that is nearest to none starts
+    anew as a copy, slightly moved, of the centroid of most rows.
+
+    Args:
+      x: ``[n, d]`` float32, at least ``number`` rows.
+      number: of centroids.
+      seed: of the rows they start from.
+      rounds: of assignment and averaging.
+    """
+    rng = np.random.default_rng(seed)
+    centroids = _unit(x[np.sort(rng.permutation(len(x))[:number])])
+    for _ in range(rounds):
+        assigned = nearest(x, centroids)
+        counts = np.bincount(assigned, minlength=number)
+        members = csr_matrix(
+            (np.ones(len(x), np.float32), np.argsort(assigned, kind="stable"), _ends(counts)),
+            shape=(number, len(x)),
+        )
+        centroids = _unit(members @ x)
+        empty = np.flatnonzero(counts == 0)
+        full = np.argsort(-counts, kind="stable")[: empty.size]
+        noise = rng.standard_normal((empty.size, x.shape[1]), np.float32)
+        centroids[empty] = _unit(centroids[full] + noise / (16 * np.sqrt(x.shape[1])))
+    return centroids
+
+
+def _ends(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    """Rows of unit length; rows of zeros stay."""
+    lengths = np.linalg.norm(x, axis=1, keepdims=True)
+    return np.divide(x, lengths, out=np.zeros_like(x, np.float32), where=lengths > 0)
