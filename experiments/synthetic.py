@@ -1,9 +1,10 @@
 """Data of the shape of LF-AmazonTitles-1.3M: its sizes, its skew, and topics that can be found.
 
-A topic has thirty words of its own; a text draws two words in three from its topic and one from
-the whole vocabulary, both by Zipf's law. Labels and points belong to topics of very unequal size.
-Nine in ten labels of a point come from its topic, popular ones first. Every second point bears the
-text of one of its topic's labels, which is then its filter pair, as in the real data.
+A topic has sixteen words of its own and eight that it shares with the seven other topics of its
+family; a text draws three words in four from these and one from the whole vocabulary, all by Zipf's
+law. Labels and points belong to topics of very unequal size. Nine in ten labels of a point come
+from its topic, popular ones first. Every second point bears the text of one of its topic's labels,
+which is then its filter pair, as in the real data.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from xmc_jax.data import formats, texts
 SHAPE = catalog.get("LF-AmazonTitles-1.3M")
 LABELS_A_POINT = 22.2  # preprint, table 4
 TEST_ROWS = 2000  # enough to show a search
-TOPIC_WORDS, TOPIC_LABELS = 30, 50  # words of a topic; labels, on average
+OWN_WORDS, FAMILY_WORDS, FAMILY = 8, 4, 8  # words of a topic, of a family; topics of a family
+TOPIC_WORDS, TOPIC_LABELS = OWN_WORDS + FAMILY_WORDS, 50  # of a topic; labels on average
+COMMON = 1 / 5  # share of words from the whole vocabulary
 BLOCK = 1 << 16
 SYLLABLES = np.array([c + v for c in "bdfghjklmnprstvz" for v in "aeiou"])
 
@@ -32,7 +35,7 @@ class Topics:
 
     Attributes:
       starts: ``[T + 1]``: labels of topic t are ``starts[t]`` to ``starts[t + 1]``.
-      words: ``[T, 30]`` word numbers.
+      words: ``[T, 24]`` word numbers.
       num_words: of the vocabulary.
     """
 
@@ -93,7 +96,11 @@ def _topics(rng: np.random.Generator, num_labels: int) -> Topics:
     number = max(2, num_labels // TOPIC_LABELS)
     num_words = max(200, round(60_000 * (num_labels / SHAPE.num_labels) ** 0.5))
     sizes = 1 + np.bincount(_zipf(rng, num_labels - number, number, 0.5), minlength=number)
-    words = _zipf(rng, (number, TOPIC_WORDS), num_words, 0.5)
+    own = _zipf(rng, (number, OWN_WORDS), num_words, 0.5)
+    family = _zipf(rng, (-(-number // FAMILY), FAMILY_WORDS), num_words, 0.5)
+    shared = np.repeat(family, FAMILY, axis=0)[:number]
+    words = np.concatenate([own, shared], axis=1)
+    words = words[:, rng.permutation(TOPIC_WORDS)]  # so that both kinds are among the frequent ones
     return Topics(np.concatenate([[0], np.cumsum(sizes)]), words, num_words)
 
 
@@ -101,7 +108,7 @@ def _words(rng: np.random.Generator, topics: Topics, topic: np.ndarray) -> list[
     """Word numbers ``[n, 13]`` of one text a topic given, and how many of them are its words."""
     shape = (len(topic), 13)
     words = topics.words[topic[:, None], _zipf(rng, shape, TOPIC_WORDS, 0.5)].astype(np.int32)
-    common = rng.random(shape, np.float32) < 1 / 3
+    common = rng.random(shape, np.float32) < COMMON
     words[common] = _zipf(rng, int(common.sum()), topics.num_words, 0.7)
     return [words, rng.integers(5, 14, len(topic)).astype(np.int8)]  # nine on average
 

@@ -52,6 +52,7 @@ def test_blocks_tiles_and_chunks_change_nothing(monkeypatch):
     wanted = lists.search(queries, 30, 7)
     monkeypatch.setattr(inverted_lists, "BLOCK", 64)
     monkeypatch.setattr(inverted_lists, "_TILE", 16)
+    monkeypatch.setattr(inverted_lists, "_QUERIES", 8)
     monkeypatch.setattr(inverted_lists, "_CHUNK", 10)
     found = lists.search(queries, 30, 7)
     np.testing.assert_array_equal(found[1], wanted[1])

@@ -20,7 +20,8 @@ from xmc_jax.data.exact_search import exact_search, host_product, merge
 
 BLOCK = 1 << 17  # queries that are worth searching at once: about thirty a list and visit
 _ROWS = 1024  # vectors whose nearest centroids are looked for together
-_TILE = 512  # queries, and vectors of a list, in one product
+_TILE = 512  # vectors of a list in one product
+_QUERIES = 2048  # queries in one product
 _ROUND = (1, 3, 8)  # lists visited before a query's k-th best score is looked up again
 _CHUNK = 1024  # queries whose results are merged together
 
@@ -122,8 +123,8 @@ class InvertedLists:
         for first in range(start, stop, _TILE):
             width = min(_TILE, stop - first)
             labels = self.held[first : first + -(-width // 64) * 64]
-            for place in range(0, len(rows), _TILE):
-                part = rows[place : place + _TILE]
+            for place in range(0, len(rows), _QUERIES):
+                part = rows[place : place + _QUERIES]
                 size = max(32, 1 << (len(part) - 1).bit_length())  # few sizes, few compilations
                 block = np.zeros((size, queries.shape[1]), np.float32)
                 np.take(queries, part, axis=0, out=block[: len(part)])
