@@ -78,6 +78,7 @@ def test_epochs_in_a_budget():
     assert plan.epochs_in(0.01, **options) == 1
 
 
+@pytest.mark.slow
 def test_own_file_in_one_command(own_data, tmp_path):
     """As a user would: a file, a few minutes (here seconds), and what was chosen is said."""
     done = tiny.run(
@@ -87,6 +88,7 @@ def test_own_file_in_one_command(own_data, tmp_path):
         "--config.encoder.dim=16",
         "--config.head_dim=16",
         f"--workdir={tmp_path}/run",
+        environment=tiny.QUICK,
     )
     assert done.returncode == 0, done.stderr
     for name in ("encoder.name = bag", "batch_size = 32", "pool_size = 320", "max_length = 32"):
@@ -114,6 +116,7 @@ def big(own_data):
     return tiny.config(own_data, batch_size=64, pool_size=64, head_dim=256, max_minutes=0.0)
 
 
+@pytest.mark.slow
 def test_refusal_names_settings_that_really_fit(big, tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "train", lambda *_: (_ for _ in ()).throw(Stop))
     measured = []
