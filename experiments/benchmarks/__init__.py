@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m experiments.benchmarks --help`` lists the cases."""

@@ -1,0 +1,238 @@
+"""The parts of a refresh, each against the plain way: embedding, clustering, index and search.
+
+Peers: sentence-transformers' ``encode`` on the same weights (it sorts by length itself; batch 32 is
+its default), ``faiss.Kmeans`` with its defaults (it trains on 256 points a centre) and assignment
+of all points, and FAISS's own indexes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.benchmarks import harness, problem
+from experiments.benchmarks.harness import Contender, Subject
+from xmc_jax.data import tokenizer as tokenizers
+
+TEXTS, DIM, TOP = 1000, 256, 100
+
+
+def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One result a part; names for --only as in the lists below."""
+    quick = options.quick
+    if options.wanted("refresh embed"):
+        yield embed(options, 60 if quick else TEXTS)
+    for points, levels in ((4000, 4),) if quick else ((1_000_000, 10), (1_000_000, 14)):
+        if options.wanted(f"refresh cluster {2**levels}"):
+            yield cluster(options, points, levels)
+    for kind in ("exact", "ivf"):
+        for labels in (4000,) if quick else (73_868, 1_305_265):
+            if options.wanted(f"refresh search {kind} {labels}"):
+                yield search(options, kind, labels)
+
+
+def embed(options: argparse.Namespace, number: int) -> dict[str, Any]:
+    """Texts a second from strings to vectors, tokenising included."""
+    shape = "tiny" if options.quick else "minilm"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = problem.configuration(32, 64, DIM, options.dtype)
+        dataset = "wordnet-mini" if options.quick else "wordnettitles"
+        read, _, pieces = problem.read_titles(
+            config, dataset, options.data, options.encoder, folder
+        )
+        problem.write_encoder(shape, folder, options.encoder)
+        tokenizers.save_tokenizer(pieces, folder)
+        rows = np.linspace(0, len(read.train.texts) - 1, number).astype(int)
+        texts = [read.train.texts[row] for row in rows]
+        contenders = [Contender("ours", our_encode, (folder, texts, options.dtype))]
+        if options.peer:
+            harness.require("torch", "sentence_transformers")
+            contenders += [
+                Contender(f"encode, batch {size}", peer_encode, (folder, texts, size))
+                for size in (32, 256)
+            ]
+        tolerance = 1e-4 if options.dtype == "float32" else 0.05
+        results = harness.alternate(
+            contenders,
+            repeats=options.repeats or 3,
+            check=functools.partial(same_vectors, tolerance=tolerance),
+        )
+    for found in results.values():
+        found["texts_a_second"] = round(number / found["seconds"]["median"], 1)
+        del found["facts"]["vectors"]
+    return {
+        **{"case": "refresh", "part": "embed", "encoder": shape, "texts": number},
+        "dtype": options.dtype,
+        "ours_is_faster": harness.ratios(results, "ours"),
+        "contenders": results,
+    }
+
+
+def our_encode(folder: Path, texts: list[str], dtype: str) -> Subject:
+    """The package's embedder, tokenising included; the dual encoder without a head."""
+    from xmc_jax.data import corpus
+    from xmc_jax.embedding import Embedder
+    from xmc_jax.models import pretrained
+    from xmc_jax.models.unidec import UniDEC
+
+    encoder, weights = pretrained.load_encoder(folder, pooling="mean", compute_dtype=dtype)
+    embedder = Embedder(UniDEC(encoder), row_length=128)
+    pieces = tokenizers.load_tokenizer(folder)
+
+    def encode(texts: list[str]) -> np.ndarray:
+        store = corpus.encode(texts, pieces, max_length=problem.MAX_LENGTH)
+        return embedder.de({"encoder": weights}, store)
+
+    return Subject(lambda _: encode(texts), {"vectors": encode(texts[:20])})
+
+
+def peer_encode(folder: Path, texts: list[str], batch_size: int) -> Subject:
+    """``SentenceTransformer.encode``."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    torch.set_num_threads(harness.cores())
+    model = SentenceTransformer(str(folder))
+    model.max_seq_length = problem.MAX_LENGTH
+
+    def encode(texts: list[str]) -> np.ndarray:
+        options = {"batch_size": batch_size, "show_progress_bar": False}
+        return model.encode(texts, normalize_embeddings=True, **options)
+
+    return Subject(lambda _: encode(texts), {"vectors": encode(texts[:20])})
+
+
+def same_vectors(facts: dict[str, Any], tolerance: float) -> None:
+    """All contenders give the same vectors.
+
+    Raises:
+      ContenderError: they do not.
+    """
+    first = facts["ours"]["vectors"]
+    for name, found in facts.items():
+        apart = float(np.abs(found["vectors"] - first).max())
+        if not apart <= tolerance:
+            raise harness.ContenderError(f"{name}: vectors differ from ours by {apart}")
+
+
+def cluster(options: argparse.Namespace, points: int, levels: int) -> dict[str, Any]:
+    """Balanced clusters against ``faiss.Kmeans``; that only for 1,024 (16,384 take it hours)."""
+    contenders = [Contender("ours", our_clusters, (points, levels))]
+    if levels <= 10:
+        contenders.append(Contender("faiss.Kmeans", peer_clusters, (points, 2**levels)))
+    contenders = [c for c in contenders if c.name not in options.without]
+    results = harness.alternate(contenders, repeats=options.repeats or 1, warmup=0)
+    return {
+        **{"case": "refresh", "part": "cluster", "points": points, "dim": DIM},
+        "clusters": 2**levels,
+        "ours_is_faster": harness.ratios(results, "ours") if "ours" in results else None,
+        "contenders": results,
+    }
+
+
+def vectors(number: int, *, centres: int = 2000, seed: int = 0) -> np.ndarray:
+    """Unit rows around ``centres`` random directions, as embeddings of topics lie."""
+    directions = np.random.default_rng(0).standard_normal((centres, DIM), np.float32)
+    rng = np.random.default_rng(seed + 1)
+    x = np.empty((number, DIM), np.float32)
+    for start in range(0, number, 1 << 16):
+        part = x[start : start + (1 << 16)]
+        rng.standard_normal(dtype=np.float32, out=part)
+        part += directions[rng.integers(0, centres, len(part))]
+        part /= np.linalg.norm(part, axis=1, keepdims=True)
+    return x
+
+
+def our_clusters(points: int, levels: int) -> Subject:
+    """`balanced_clusters`."""
+    from xmc_jax.data import clustering
+
+    x, sizes = vectors(points), []
+
+    def turn(number: int) -> None:
+        offsets = clustering.balanced_clusters(x, levels, seed=number)[1]
+        sizes.append(np.diff(offsets))
+
+    return Subject(turn, {}, lambda: smallest_and_largest(sizes[-1]))
+
+
+def peer_clusters(points: int, number: int) -> Subject:
+    """``faiss.Kmeans`` with its defaults, then the nearest centre of every point."""
+    import faiss
+
+    x, sizes = vectors(points), []
+
+    def turn(seed: int) -> None:
+        kmeans = faiss.Kmeans(DIM, number, seed=seed)
+        kmeans.train(x)
+        sizes.append(np.bincount(kmeans.index.search(x, 1)[1][:, 0], minlength=number))
+
+    return Subject(turn, {}, lambda: smallest_and_largest(sizes[-1]))
+
+
+def smallest_and_largest(sizes: np.ndarray) -> dict[str, int]:
+    """How balanced clusters are."""
+    return {"smallest": int(sizes.min()), "largest": int(sizes.max())}
+
+
+def search(options: argparse.Namespace, kind: str, labels: int) -> dict[str, Any]:
+    """Top 100 of some queries; index built in the set-up, its seconds are among the facts."""
+    queries = 64 if options.quick else 1024
+    names = {"ours": our_index, "faiss": peer_index}
+    contenders = [
+        Contender(name, setup, (kind, labels, queries))
+        for name, setup in names.items()
+        if name not in options.without
+    ]
+    results = harness.alternate(contenders, repeats=options.repeats or 3)
+    return {
+        **{"case": "refresh", "part": "search", "kind": kind, "labels": labels, "dim": DIM},
+        **{"queries": queries, "top": TOP},
+        "ours_is_faster": harness.ratios(results, "ours") if "ours" in results else None,
+        "contenders": results,
+    }
+
+
+def our_index(kind: str, labels: int, queries: int) -> Subject:
+    """`Index`."""
+    from xmc_jax.data.index import Index
+
+    x, started = vectors(labels), time.perf_counter()
+    built = Index.build(x, kind, seed=0)
+    facts = {"build_seconds": time.perf_counter() - started, "nprobe": built.nprobe}
+    return searched(x, queries, built.search, facts)
+
+
+def peer_index(kind: str, labels: int, queries: int) -> Subject:
+    """FAISS's flat index, or its inverted lists: as many as ours, 48 of them visited."""
+    import faiss
+
+    x, started = vectors(labels), time.perf_counter()
+    index = faiss.IndexFlatIP(DIM)
+    if kind == "ivf":
+        lists = max(1, min(round(4 * np.sqrt(labels)), labels // 39))
+        index = faiss.IndexIVFFlat(index, DIM, lists, faiss.METRIC_INNER_PRODUCT)
+        index.train(x)
+        index.nprobe = 48
+    index.add(x)
+    facts = {"build_seconds": time.perf_counter() - started, "nprobe": getattr(index, "nprobe", 0)}
+    return searched(x, queries, index.search, facts)
+
+
+def searched(x: np.ndarray, queries: int, search: Callable, facts: dict[str, Any]) -> Subject:
+    """A turn searches all queries; recall is that of a few against a plain product."""
+    q = vectors(queries, seed=1)
+    few = q[:32]
+    truth = np.argsort(-(few @ x.T), axis=1)[:, :TOP]
+    found = search(few, TOP)[1]
+    hits = [np.isin(f, t).mean() for f, t in zip(found, truth)]
+    facts |= {"recall": round(float(np.mean(hits)), 4)}
+    return Subject(lambda _: search(q, TOP), facts)
