@@ -90,6 +90,10 @@ def encoder(
       token_counts: ``[vocab_size]`` occurrences in training and label texts. Without embeddings,
         the vectors of tokens that occur in none start at 0: they are never trained, and would be
         noise in the vectors of new texts.
+
+    Raises:
+      ValueError: a pretrained folder that cannot be read, whose tokenizer knows more tokens than
+        its embeddings, or whose positions are fewer than ``config.max_length``.
     """
     options = config.encoder
     if options.name != "bag":
@@ -99,9 +103,17 @@ def encoder(
             compute_dtype=options.compute_dtype,
             remat=options.remat,
         )
+        shape = made.config
+        _check_tokens(options.name, vocab_size, shape.vocab_size)
+        if config.max_length > shape.max_positions:
+            raise ValueError(
+                f"config.max_length = {config.max_length}: {options.name} has positions for texts "
+                f"of at most {shape.max_positions} tokens. Set --config.max_length to that or less."
+            )
         return made, lambda key: params
     if options.embeddings:
         words = pretrained.word_embeddings(options.embeddings)
+        _check_tokens(options.embeddings, vocab_size, len(words))
         made = BagEncoder(*words.shape, options.dropout, options.token_dropout)
         return made, lambda key: made.with_embeddings(made.init(key), words)
     made = BagEncoder(vocab_size, options.dim, options.dropout, options.token_dropout)
@@ -112,6 +124,15 @@ def encoder(
         return {**params, "tokens": {"embedding": params["tokens"]["embedding"] * seen}}
 
     return made, init
+
+
+def _check_tokens(folder: str, vocab_size: int, embeddings: int) -> None:
+    """An id past the table's end would be read as some other token."""
+    if vocab_size > embeddings:
+        raise ValueError(
+            f"{folder}: its tokenizer has {vocab_size} tokens, its model embeddings of "
+            f"{embeddings}; expected at least as many. Take both from one model."
+        )
 
 
 def describe_encoder(made: Any) -> dict[str, Any]:
