@@ -160,6 +160,9 @@ def test_loading_bad_folders(tmp_path, monkeypatch):
         load_tokenizer(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"no fast tokenizer in .* expected tokenizer.json"):
         load_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')  # a model without a tokenizer
+    with pytest.raises(ValueError, match=r"no fast tokenizer in .*config.json.* vocabulary is emp"):
+        load_tokenizer(tmp_path)
     with pytest.raises(ValueError, match=r"could not be fetched from the hub.*HF_HUB_OFFLINE"):
         load_tokenizer("no-such-owner/no-such-name")
     (tmp_path / "tokenizer.json").write_text("{")

@@ -176,7 +176,11 @@ def _auto_tokenizer(name: str) -> Tokenizer:
     from transformers import AutoTokenizer
 
     try:
-        return backend_of(AutoTokenizer.from_pretrained(name, use_fast=True))
+        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True)
+        # A folder with config.json alone gives one that knows nothing, and no error.
+        if len(tokenizer) <= len(tokenizer.all_special_tokens):
+            raise ValueError("its vocabulary is empty")
+        return backend_of(tokenizer)
     except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:
         if Path(name).is_dir():
             files = sorted(path.name for path in Path(name).iterdir())[:10]
