@@ -255,6 +255,8 @@ def test_find_folder(tmp_path, monkeypatch, mini_folder):
     (tmp_path / "root").rename(tmp_path / "data")
     assert formats.find_folder("LF-MobyTitles").absolute() == tmp_path / "data" / "LF-MobyTitles"
     assert formats.find_folder("wordnet-mini").samefile(mini_folder)
+    with pytest.raises(formats.DataError, match=r"Did you mean 'wordnet-mini'\?"):
+        formats.find_folder("wordnet-mni")
     assert formats.find_folder("wordnet-mini", "data").samefile(mini_folder)
     # An alias is a folder name too, and one file may be given.
     (tmp_path / "data" / "LF-MobyTitles").rename(tmp_path / "data" / "mobytitles")

@@ -106,6 +106,14 @@ def test_digits_are_texts_in_json_and_ids_elsewhere(tmp_path):
     assert formats.load(tmp_path / "b").train.labels[0].indices.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("name", ["train.tsv", "train.csv", "train.jsonl"])
+def test_utf_16_is_not_taken_for_latin_1(tmp_path, name, encoding):
+    write(tmp_path / name, "\ufeffa text\ta label\n".encode(encoding))
+    with pytest.raises(formats.DataError, match=r"found UTF-16; expected UTF-8\. Save the file"):
+        formats.load(tmp_path)
+
+
 def test_latin_1(tmp_path):
     write(tmp_path / "train.tsv", "plain\tf\xfcr\ncaf\xe9\tf\xfcr\n".encode("latin-1") * 5)
     dataset = formats.load(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
@@ -93,9 +94,15 @@ def with_encodings(path: Path, read: Callable[[str], _Result]) -> tuple[_Result,
 
     Files written by tools that use latin-1 throughout are common. The second value holds a note
     where the second try was needed.
+
+    Raises:
+      DataError: the file is UTF-16, as spreadsheets write "Unicode text".
     """
     logging.info("reading %s", path)
     try:
         return read("utf-8"), []
     except UnicodeDecodeError:
+        with open_binary(path) as file:
+            if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                raise problem(path, None, "UTF-16", "UTF-8", "Save the file as UTF-8.") from None
         return read("latin-1"), [f"{path.name}: not utf-8, read as latin-1"]

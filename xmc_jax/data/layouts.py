@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 from pathlib import Path
 
@@ -173,11 +174,17 @@ def _not_found(name: str, entry: catalog.Entry | None, looked: list[Path]) -> st
     message = f"no data for {name!r}: looked in {places}; expected "
     if entry is None:
         known = ", ".join(known.name for known in catalog.ENTRIES)
-        return message + f"{EXPECTED}. Or give one of these names: {known}."
+        return message + f"{EXPECTED}. Or give one of these names: {known}.{_nearest(name)}"
     return message + (
         f"a folder {entry.name} there with {EXPECTED}. The files are offered by: {entry.source}. "
         "Say where they are with --data=DIR or the environment variable XMC_DATA."
     )
+
+
+def _nearest(name: str) -> str:
+    names = [known for entry in catalog.ENTRIES for known in (entry.name, *entry.aliases)]
+    near = difflib.get_close_matches(name, names, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def _page(path: Path) -> str:

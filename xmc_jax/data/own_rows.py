@@ -15,7 +15,7 @@ from xmc_jax.data.raw_readers import TextPlace, json_rows
 from xmc_jax.data.texts import LineTexts, clean
 
 _CSV_FIELD_CHARACTERS = 1 << 24
-_ADVICE = "Write one text and its labels a line: text<TAB>label|label."
+_ADVICE = "Write one text and its labels a line: text<TAB>label|label; in CSV text,label|label."
 Label = str | int
 
 
