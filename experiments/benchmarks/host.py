@@ -39,7 +39,7 @@ def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         scale = 0.002 if options.quick else 1.0
         queries, pool = (64, 256) if options.quick else train_step.ON_GPU
         contender = Contender("batch", one_batch, (queries, pool, scale))
-        results = harness.alternate([contender], repeats=options.repeats or 100, warmup=10)
+        results = harness.contest(options, [contender], repeats=100, warmup=10)
         median = results["batch"]["seconds"]["median"]
         yield {
             **{"case": "host", "part": "batches", "queries": queries, "pool": pool},
@@ -83,7 +83,8 @@ def amazon_source(config: ConfigDict, scale: float) -> tuple[BatchSource, int]:
 
 def keeps_up(options: argparse.Namespace, shape: str) -> dict[str, Any]:
     """Steps with batches made ahead in a thread against steps with batches that are there."""
-    repeats, scale = options.repeats or 3, 0.02 if options.quick else 1.0
+    scale = 0.02 if options.quick else 1.0
+    repeats = options.repeats or 3
     with tempfile.TemporaryDirectory() as folder:
         made = train_step.make_problem(options, shape, "amazon", Path(folder))
         made = dataclasses.replace(made, batches=())
@@ -92,7 +93,7 @@ def keeps_up(options: argparse.Namespace, shape: str) -> dict[str, Any]:
             Contender("made ahead in a thread", steps, (made, scale, number, True)),
             Contender("all made before", steps, (made, scale, number, False)),
         ]
-        results = harness.alternate(contenders, repeats=repeats)
+        results = harness.contest(options, contenders, repeats=repeats)
     slower = results["made ahead in a thread"]["seconds"]["median"]
     faster = results["all made before"]["seconds"]["median"]
     for found in results.values():

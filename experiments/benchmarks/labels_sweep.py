@@ -35,7 +35,7 @@ def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         Contender(f"L = {size:,}", sweep_step, (config, batch, size, size // sizes[0]))
         for size in sizes
     ]
-    results = harness.alternate(contenders, repeats=options.repeats or 30, warmup=3)
+    results = harness.contest(options, contenders, repeats=30, warmup=3)
     smallest, largest = contenders[0].name, contenders[-1].name
     temporary = [results[name]["xla_temp_bytes"] for name in (smallest, largest)]
     yield {

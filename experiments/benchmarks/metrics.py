@@ -31,7 +31,7 @@ def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         Contender("ours", our_metrics, (rows, labels)),
         Contender("plain", plain_metrics, (rows, labels)),
     ]
-    results = harness.alternate(contenders, repeats=options.repeats or 3, check=same_values)
+    results = harness.contest(options, contenders, repeats=3, check=same_values)
     yield {
         **{"case": "metrics", "rows": rows, "labels": labels, "depth": DEPTH},
         "ours_is_faster": harness.ratios(results, "ours"),

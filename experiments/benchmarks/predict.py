@@ -45,7 +45,7 @@ def measure(options: argparse.Namespace, shape: str, kind: str, labels: int) -> 
         Contender(f"batch {size}", predictor, (shape, kind, labels, size, options.dtype))
         for size in sizes
     ]
-    results = harness.alternate(contenders, repeats=options.repeats or 5)
+    results = harness.contest(options, contenders, repeats=5)
     for size, found in zip(sizes, results.values()):
         found["texts_a_second"] = round(size / found["seconds"]["median"], 1)
     return {

@@ -60,11 +60,8 @@ def embed(options: argparse.Namespace, number: int) -> dict[str, Any]:
                 for size in (32, 256)
             ]
         tolerance = 1e-4 if options.dtype == "float32" else 0.05
-        results = harness.alternate(
-            contenders,
-            repeats=options.repeats or 3,
-            check=functools.partial(same_vectors, tolerance=tolerance),
-        )
+        check = functools.partial(same_vectors, tolerance=tolerance)
+        results = harness.contest(options, contenders, repeats=3, check=check)
     for found in results.values():
         found["texts_a_second"] = round(number / found["seconds"]["median"], 1)
         del found["facts"]["vectors"]
@@ -128,12 +125,11 @@ def cluster(options: argparse.Namespace, points: int, levels: int) -> dict[str, 
     contenders = [Contender("ours", our_clusters, (points, levels))]
     if levels <= 10:
         contenders.append(Contender("faiss.Kmeans", peer_clusters, (points, 2**levels)))
-    contenders = [c for c in contenders if c.name not in options.without]
-    results = harness.alternate(contenders, repeats=options.repeats or 1, warmup=0)
+    results = harness.contest(options, contenders, repeats=1, warmup=0)
     return {
         **{"case": "refresh", "part": "cluster", "points": points, "dim": DIM},
         "clusters": 2**levels,
-        "ours_is_faster": harness.ratios(results, "ours") if "ours" in results else None,
+        "ours_is_faster": harness.ratios(results, "ours"),
         "contenders": results,
     }
 
@@ -187,16 +183,12 @@ def search(options: argparse.Namespace, kind: str, labels: int) -> dict[str, Any
     """Top 100 of some queries; index built in the set-up, its seconds are among the facts."""
     queries = 64 if options.quick else 1024
     names = {"ours": our_index, "faiss": peer_index}
-    contenders = [
-        Contender(name, setup, (kind, labels, queries))
-        for name, setup in names.items()
-        if name not in options.without
-    ]
-    results = harness.alternate(contenders, repeats=options.repeats or 3)
+    contenders = [Contender(name, setup, (kind, labels, queries)) for name, setup in names.items()]
+    results = harness.contest(options, contenders, repeats=3)
     return {
         **{"case": "refresh", "part": "search", "kind": kind, "labels": labels, "dim": DIM},
         **{"queries": queries, "top": TOP},
-        "ours_is_faster": harness.ratios(results, "ours") if "ours" in results else None,
+        "ours_is_faster": harness.ratios(results, "ours"),
         "contenders": results,
     }
 

@@ -8,6 +8,7 @@ dropout must agree to 1e-4 first. Making the batches is left out for all (case h
 from __future__ import annotations
 
 import argparse
+import functools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,16 +70,9 @@ def measure(options: argparse.Namespace, shape: str, texts: str, folder: Path) -
     contenders.append(
         Contender("matrix product", ours.matrix_product, (size, options.dtype, times))
     )
-    contenders = [c for c in contenders if c.name not in options.without]
-    results = harness.alternate(contenders, repeats=options.repeats or 3, check=same_losses)
-    flops = float(
-        np.mean(
-            [
-                problem.useful_flops(problem.SHAPES[shape], b, options.head_dim, train=True)
-                for b in made.batches
-            ]
-        )
-    )
+    results = harness.contest(options, contenders, repeats=3, check=same_losses)
+    count = functools.partial(problem.useful_flops, problem.SHAPES[shape], train=True)
+    flops = float(np.mean([count(batch, made.config.head_dim) for batch in made.batches]))
     tokens = float(np.mean([batch.lengths.sum() for batch in made.batches]))
     number = np.mean([np.count_nonzero(batch.lengths) for batch in made.batches])
     peak = results.pop("matrix product", None)
@@ -101,7 +95,7 @@ def measure(options: argparse.Namespace, shape: str, texts: str, folder: Path) -
         "tokens_a_text": round(float(tokens / number), 2),
         "useful_gflops_a_step": round(flops / 1e9, 1),
         "peak_gflops_a_second": rate and round(rate / 1e9, 1),
-        "packed_is_faster": harness.ratios(results, "packed") if "packed" in results else None,
+        "packed_is_faster": harness.ratios(results, "packed"),
         "contenders": results,
     }
 
