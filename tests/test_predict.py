@@ -126,7 +126,11 @@ def test_new_labels_by_text(trained, model, tmp_path, caplog):
     with pytest.raises(ValueError, match="new labels have no classifier row"):
         more.predict(TEXTS, head="concat")
     path = tmp_path / "new.txt"
-    path.write_text("quiet harp\n")
+    path.write_bytes(b"quiet harp\r\n\r\ncaf\xe9 garden\r\n")
+    assert predictor.load(trained, new_labels=path).label_texts[64:] == [
+        "quiet harp",
+        "caf\xe9 garden",
+    ]
     done = tiny.run("predict", f"--workdir={trained}", f"--new_labels={path}", stdin="quiet harp\n")
     assert done.returncode == 0 and "ranked by the DE head" in done.stderr
     assert json.loads(done.stdout)["labels"][0] == {"id": 64, "text": "quiet harp", "score": 1.0}
@@ -152,6 +156,12 @@ def test_odd_bytes_are_read_as_latin_1_and_said(model, tmp_path, caplog):
     ]
     assert f"{source}, line 3: not utf-8, read as latin-1" in caplog.text
     assert "2 lines were read as latin-1" in caplog.text
+
+
+def test_one_string_is_not_a_list_of_texts(model):
+    for ask in (model.predict, model.encode):
+        with pytest.raises(ValueError, match=r"found one string, 'copper'; expected a list"):
+            ask("copper")
 
 
 def test_more_labels_than_there_are(model):

@@ -21,7 +21,6 @@ from absl import logging
 from xmc_jax import evaluation, runs
 from xmc_jax.data import corpus
 from xmc_jax.data import index as indexes
-from xmc_jax.data.texts import LineTexts
 from xmc_jax.workdir import replacing
 
 BLOCK_TEXTS = 8192  # of a file, in memory at once
@@ -38,8 +37,8 @@ def load(
 
     Args:
       workdir: work directory of a run; nothing else is needed.
-      new_labels: label texts (or a file of them, one a line) to be added. They have no classifier
-        row, so a run that has new labels ranks all labels with the DE head.
+      new_labels: label texts (or a file of them, one a line) to be added, blank ones left out. They
+        have no classifier row, so a run that has new labels ranks all labels with the DE head.
       kind: index: exact, hnsw or ivf.
       step: a checkpoint; default the one chosen on held-out rows.
 
@@ -65,7 +64,8 @@ class Predictor:
         added: list[str] = []
         if new_labels is not None:
             is_file = isinstance(new_labels, (str, Path))
-            added = list(LineTexts(new_labels)) if is_file else list(new_labels)
+            added = list(_read_lines(str(new_labels)) if is_file else new_labels)
+            added = [text for text in added if text.strip()]
         self.num_known = len(known)
         self.label_texts: Sequence[str] = [*known, *added] if added else known
         if added:
@@ -165,6 +165,8 @@ class Predictor:
         return head
 
     def _tokens(self, texts: Sequence[str]) -> corpus.TokenStore:
+        if isinstance(texts, str):  # its letters would be taken for texts
+            raise ValueError(f"found one string, {texts[:40]!r}; expected a list of texts: [text].")
         config = self._run.config
         return corpus.encode(
             texts,
@@ -261,6 +263,12 @@ def _open_source(source: str) -> Any:
     if source == "-":
         return contextlib.nullcontext(sys.stdin.buffer)
     return open(source, "rb")
+
+
+def _read_lines(path: str) -> Iterator[str]:
+    with open(path, "rb") as lines:
+        for block in _blocks(lines, path):
+            yield from block
 
 
 def _blocks(lines: Any, source: str) -> Iterator[list[str]]:
