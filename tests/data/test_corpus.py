@@ -291,6 +291,12 @@ def test_nothing_is_left_behind_by_an_error(texts, tokenizer, tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_that_cannot_be_made(tokenizer, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"file/cache cannot be written to .*XMC_CACHE to a folder"):
+        corpus.tokenize(["a"], tokenizer, max_length=5, folder=tmp_path / "file" / "cache")
+
+
 def test_leftovers_of_a_killed_run_are_removed_and_a_live_ones_kept(texts, tokenizer, tmp_path):
     corpus.tokenize(texts, tokenizer, max_length=12, folder=tmp_path)
     (store,) = tmp_path.iterdir()

@@ -168,6 +168,12 @@ def test_save_is_whole_or_nothing(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
 
 
+def test_save_where_nothing_can_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"file/sub cannot be written to .*Choose another folder"):
+        formats.save(None, tmp_path / "file" / "sub" / "made")
+
+
 def test_save_does_not_overwrite(tmp_path):
     dataset = formats.load(write_json(tmp_path / "raw"))
     formats.save(dataset, tmp_path / "out")

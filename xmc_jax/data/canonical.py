@@ -62,8 +62,15 @@ def check_free(folder: Path) -> None:
 @contextlib.contextmanager
 def temporary_folder(folder: Path) -> Iterator[Path]:
     """Gives a new folder beside ``folder``; whatever is still there afterwards is removed."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent)
+    except OSError as error:
+        raise OSError(
+            f"{folder.parent} cannot be written to ({error.strerror}). Choose another folder; that "
+            "of copies made by training is the environment variable XMC_CACHE."
+        ) from error
+    temporary = Path(made)
     temporary.chmod(0o755)  # mkdtemp's folders are for the owner alone
     try:
         yield temporary

@@ -133,9 +133,15 @@ def tokenize(
             return store
         logging.warning("token store %s is incomplete or damaged: tokenising again", path)
         shutil.rmtree(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(path)
-    temporary = Path(tempfile.mkdtemp(prefix=f"{path.name}.", suffix=".tmp", dir=path.parent))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(path)
+        temporary = Path(tempfile.mkdtemp(prefix=f"{path.name}.", suffix=".tmp", dir=path.parent))
+    except OSError as error:
+        raise OSError(
+            f"{path.parent} cannot be written to ({error.strerror}). Set the environment variable "
+            "XMC_CACHE to a folder for token ids that can."
+        ) from error
     try:
         temporary.chmod(0o755)  # mkdtemp's folders are closed to colleagues.
         _write(temporary, _token_blocks(texts, backend, special_tokens, num_workers), len(texts))
