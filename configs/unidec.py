@@ -119,6 +119,8 @@ def _common(dataset: str) -> ConfigDict:
     config.warmup_epochs = 0  # epochs of random batches before the first refresh
     config.index = "auto"  # of the mining: auto, exact, hnsw or ivf
 
+    config.gandalf = gandalf_options()
+
     config.de = ConfigDict()
     config.de.loss = "decoupled_softmax"  # [thesis, table 2.4]
     config.de.normalize = True  # PAL-N; False = PAL [preprint C.5]
@@ -147,6 +149,20 @@ def _common(dataset: str) -> ConfigDict:
     config.eval_epochs = 5
     config.log_steps = 20
     return config
+
+
+def gandalf_options() -> ConfigDict:
+    """Label texts as training points with soft targets; the same for every trainer."""
+    options = ConfigDict()
+    options.enabled = False
+    options.variant = "graph"  # graph [thesis 1.6], self (Z'), walk, symmetric or glas [thesis 1.3]
+    options.delta = 0.1  # conditionals at or below it are dropped [thesis, table 1.7]
+    options.draw = "target"  # positives of a text: in proportion to its targets, or uniform [ours]
+    options.points = "all"  # D and Z; labels: Z alone; sample: as many as D [thesis, table 1.2]
+    options.share = 1.0  # of the labels, whose texts join [thesis, figure 1.4]
+    options.order = "random"  # in which they join; tail: rare ones first, by equal-volume bins
+    options.skip_labels_that_are_points = False  # leave out texts that are training texts [ours]
+    return options
 
 
 def _papers(config: ConfigDict, entry: catalog.Entry) -> None:

@@ -132,6 +132,22 @@ def test_signals_save_and_say_how_to_continue(mini_run, mini_flags, slowly, tmp_
     assert_same_end(workdir, mini_run)
 
 
+def test_killed_with_label_texts_as_points(own_data, slowly, tmp_path):
+    """The graph is made again when a run goes on: it must come out the same."""
+    options = (f"--config=configs/unidec.py:{own_data}", *tiny.flags(gandalf__enabled=True))
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    done = tiny.run("train", *options, f"--workdir={whole}")
+    assert done.returncode == 0 and "label texts join" in done.stderr, done.stderr
+    process = tiny.start("train", *options, f"--workdir={killed}", environment=slowly)
+    wait_for(lambda: last_step(killed) >= 30, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    again = tiny.run("train", *options, f"--workdir={killed}")
+    assert again.returncode == 0 and "continuing" in again.stderr, again.stderr
+    assert_same_end(killed, whole)
+
+
 def test_finished_run_is_only_evaluated(mini_run, mini_flags):
     before = {path: path.stat().st_mtime_ns for path in mini_run.rglob("*") if path.is_file()}
     (evaluation,) = mini_run.glob("eval-test-*.json")

@@ -128,6 +128,8 @@ class BatchSource:
             fill=config.fill,
             extra_positives=config.extra_positives,
             extra_size=config.extra_pool_size,
+            first_text_row=data.first_text_row,
+            **({} if data.first_text_row is None else {"draw": config.gandalf.draw}),
         )
         encoded = pool.ids[: self.pool_size]
         label_rows = np.where(encoded < data.num_labels, encoded, -1)

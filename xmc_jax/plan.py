@@ -10,7 +10,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from xmc_jax.data import batches, pools
+from xmc_jax import augmentation
+from xmc_jax.data import batches, gandalf, pools
 from xmc_jax.data import index as indexes
 from xmc_jax.data.dataset import Dataset
 
@@ -23,6 +24,10 @@ NAMES = {
     "table.dtype": ("float32", "bfloat16"),
     "encoder.compute_dtype": ("float32", "bfloat16"),
     "encoder.pooling": ("mean", "cls"),
+    "gandalf.variant": gandalf.VARIANTS,
+    "gandalf.draw": pools.DRAWS,
+    "gandalf.points": augmentation.POINTS,
+    "gandalf.order": augmentation.ORDERS,
 }
 BOUNDS = {  # at least, at most
     "batch_size": (1, None),
@@ -41,6 +46,8 @@ BOUNDS = {  # at least, at most
     "warmup_epochs": (0, None),
     "eval_epochs": (1, None),
     "log_steps": (1, None),
+    "gandalf.delta": (0, 0.99),
+    "gandalf.share": (0, 1),
     "held_out_share": (0, 0.99),
     "held_out_rows": (0, None),
     "de_weight": (0, 1),

@@ -17,6 +17,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from xmc_jax import (
+    augmentation,
     build,
     checkpoints,
     evaluation,
@@ -99,6 +100,7 @@ def _prepare(
     counts = training_data.token_counts(
         (data.train_tokens, data.label_tokens), tokenizer.get_vocab_size()
     )
+    data = augmentation.augment(resolved, data)
     encoder, init_encoder = build.encoder(resolved, tokenizer.get_vocab_size(), counts)
     model = build.model(resolved, encoder)
     run = Run(

@@ -16,7 +16,7 @@ from scipy.sparse import csr_matrix
 
 from xmc_jax import catalog
 from xmc_jax.data import corpus, formats, layouts, splits
-from xmc_jax.data.corpus import TokenStore
+from xmc_jax.data.corpus import JoinedTokens, TokenStore
 from xmc_jax.data.dataset import Dataset, filter_matrix
 
 
@@ -43,16 +43,20 @@ class TrainingData:
       filters: ``[N, L]`` boolean, or None where there are none (or they are not to be masked).
       held_out: the rows that choose the checkpoint, or None.
       test: the test rows, or None where the data set has none.
+      first_text_row: None, or N where label texts are points too (``xmc_jax.augmentation``): rows
+        ``N`` to ``N + L - 1`` of ``train_tokens``, ``labels`` and ``filters`` are theirs, and
+        ``labels`` holds soft targets.
     """
 
     dataset: Dataset
     entry: catalog.Entry
-    train_tokens: TokenStore
+    train_tokens: TokenStore | JoinedTokens
     label_tokens: TokenStore
     labels: csr_matrix
     filters: csr_matrix | None
     held_out: EvaluationSplit | None
     test: EvaluationSplit | None
+    first_text_row: int | None = None
 
     @property
     def rows(self) -> np.ndarray:
@@ -166,6 +170,11 @@ def scatter_rows(matrix: csr_matrix, rows: np.ndarray, num_rows: int) -> csr_mat
     sizes[rows] = np.diff(matrix.indptr)
     indptr = np.concatenate([[0], np.cumsum(sizes)])
     return csr_matrix((matrix.data, matrix.indices, indptr), shape=(num_rows, matrix.shape[1]))
+
+
+def only_rows(matrix: csr_matrix, rows: np.ndarray) -> csr_matrix:
+    """The matrix with all other rows emptied; ``rows`` ascend."""
+    return scatter_rows(matrix[rows], rows, matrix.shape[0])
 
 
 def token_counts(stores: Sequence[TokenStore], vocab_size: int) -> np.ndarray:

@@ -226,6 +226,23 @@ def test_gather_refuses_rows_that_are_not_there():
             store.gather(np.array([0, row]))
 
 
+def test_joined_stores_are_the_concatenated_texts():
+    first = corpus.TokenStore(np.arange(9, dtype=np.uint16), np.array([0, 2, 2, 9]))
+    second = corpus.TokenStore(np.arange(100, 104, dtype=np.uint32), np.array([0, 1, 4, 4]))
+    whole = corpus.TokenStore(
+        np.concatenate([first.ids, second.ids]), np.array([0, 2, 2, 9, 10, 13, 13])
+    )
+    joined = corpus.JoinedTokens(first, second)
+    assert len(joined) == 6
+    np.testing.assert_array_equal(joined.lengths(), whole.lengths())
+    rows = np.array([5, 3, 2, -1, 0, 4, 4, 1, -1])
+    for found, expected in zip(joined.gather(rows), whole.gather(rows)):
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(joined.lengths(rows), whole.lengths(rows))
+    with pytest.raises(ValueError, match="row 3 asked of a store of 3 texts"):
+        joined.gather(np.array([6]))
+
+
 def test_second_call_opens_and_every_setting_has_its_own_store(
     texts, tokenizer, tmp_path, monkeypatch
 ):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, vstack
 
-from xmc_jax.data.pools import Pool, build_pool, contains, row_entries
+from xmc_jax.data.pools import DRAWS, Pool, build_pool, contains, row_entries
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=50)
 
@@ -302,6 +302,7 @@ def test_batch_of_empty_slots_and_rows_without_labels():
         (dict(pool_size=11), "Set pool_size to 12 or more"),
         (dict(beta=0), "beta is 0"),
         (dict(fill="zeros"), "expected one of positives, random, none"),
+        (dict(draw="even"), "expected one of target, uniform"),
         (dict(filters=csr_matrix((3, 60), dtype=bool)), "filters has 3 rows, the label matrix 30"),
         (dict(hard_negatives=np.zeros((4, 2), np.int32)), "hard_negatives has 4 rows"),
         (dict(queries=np.full(12, 30)), "query row 30 is past the end"),
@@ -347,3 +348,52 @@ def test_speed_does_not_hang_on_a_python_loop():
         )  # fmt: skip
         seconds.append(time.thread_time() - start)
     assert min(seconds) < 0.06
+
+
+def gandalf_case(seed, num_points=10, num_labels=12):
+    """Points with hard labels above the texts of all labels with soft ones."""
+    rng = np.random.default_rng(seed)
+    points = random_matrix(rng, num_points, num_labels, 4)
+    soft = rng.random((num_labels, num_labels)) * (rng.random((num_labels, num_labels)) < 0.4)
+    soft[np.arange(num_labels), np.arange(num_labels)] = 1
+    return vstack([points, csr_matrix(soft)], "csr", np.float32)
+
+
+@PROPERTY
+@given(
+    seed=st.integers(0, 10**6),
+    draw=st.sampled_from(DRAWS),
+    beta=st.integers(1, 4),
+    extra=st.sampled_from([0, 6]),
+)
+def test_label_texts_keep_their_own_label_and_their_soft_targets(seed, draw, beta, extra):
+    labels = gandalf_case(seed)
+    rng = np.random.default_rng(seed)
+    queries = np.append(rng.permutation(22)[:5], -1)
+    pool = build_pool(
+        rng, queries, labels, filters=None, hard_negatives=None, pool_size=6, beta=beta, eta=0,
+        extra_positives=2, extra_size=extra, first_text_row=10, draw=draw,
+    )  # fmt: skip
+    assert pool.targets.dtype == np.float32 and pool.where.dtype == bool
+    padded = np.zeros((23, 12 + pool.ids.size), np.float32)
+    padded[:22, :12] = labels.toarray()
+    np.testing.assert_array_equal(pool.targets, padded[queries][:, pool.ids])
+    for row in queries[queries >= 10]:
+        assert row - 10 in pool.ids[:6]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_positives_of_a_label_text_are_drawn_by_their_targets(draw):
+    """Two of own, a, b, c: own always, a second one in proportion to 0.1, 0.3, 0.6 or evenly."""
+    labels = csr_matrix(np.array([[0, 0, 0, 0], [1, 0.1, 0.3, 0.6]], np.float32))
+    labels = vstack([labels, csr_matrix((3, 4), dtype=np.float32)], "csr")
+    counts = np.zeros(4)
+    for seed in range(3000):
+        pool = build_pool(
+            np.random.default_rng(seed), np.array([1]), labels, filters=None, hard_negatives=None,
+            pool_size=2, beta=2, eta=0, first_text_row=1, draw=draw,
+        )  # fmt: skip
+        counts[pool.ids] += 1
+    expected = [0.1, 0.3, 0.6] if draw == "target" else [1 / 3] * 3
+    assert counts[0] == 3000
+    assert np.abs(counts[1:] / 3000 - expected).max() < 5 * np.sqrt(0.25 / 3000)

@@ -89,6 +89,45 @@ class TokenStore:
         return starts, np.where(there, self.offsets[rows + 1] - starts, 0).astype(np.int32)
 
 
+@dataclass(frozen=True)
+class JoinedTokens:
+    """Two stores read as one: rows of the first, then those of the second; nothing is copied.
+
+    Attributes:
+      first: ``n`` texts.
+      second: its text ``i`` is row ``n + i`` here.
+    """
+
+    first: TokenStore
+    second: TokenStore
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.second)
+
+    def lengths(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """As `TokenStore.lengths`."""
+        if rows is None:
+            return np.concatenate([self.first.lengths(), self.second.lengths()])
+        first, second = self._parts(rows)
+        return self.first.lengths(first) + self.second.lengths(second)
+
+    def gather(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `TokenStore.gather`."""
+        first, second = self._parts(rows)
+        first_ids, first_lengths = self.first.gather(first)
+        second_ids, second_lengths = self.second.gather(second)
+        lengths = first_lengths + second_lengths
+        of_second = np.repeat(second >= 0, lengths)
+        ids = np.empty(of_second.size, np.result_type(first_ids, second_ids))
+        ids[~of_second], ids[of_second] = first_ids, second_ids
+        return ids, lengths
+
+    def _parts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the first store and of the second, -1 where the text is in the other one."""
+        rows, border = np.asarray(rows, np.int64).ravel(), len(self.first)
+        return np.where(rows < border, rows, -1), np.where(rows >= border, rows - border, -1)
+
+
 def tokenize(
     texts: Sequence[str],
     tokenizer: Any,

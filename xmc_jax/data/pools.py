@@ -12,6 +12,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 FILLS = ("positives", "random", "none")
+DRAWS = ("target", "uniform")
 _LOW = np.int64(0xFFFFFFFF)  # the lower half of a key that holds two 32-bit numbers
 
 
@@ -23,7 +24,8 @@ class Pool:
       ids: ``[P + E]`` int32. Columns ``[:P]`` are the dual encoder's: distinct labels in ascending
         order, then pads. Columns ``[P:]`` are the classifier's extra positives, disjoint from the
         first run, again ascending, then pads. Pads are ``L, L + 1, ...``, never repeated.
-      targets: ``[Q, P + E]`` bool, True for every positive pair, whoever brought the label.
+      targets: ``[Q, P + E]`` bool, True for every positive pair, whoever brought the label; or
+        float32, the targets themselves, where they are soft.
       where: ``[Q, P + E]`` bool, False for pads, for empty query slots and for filter pairs.
       stats: ``in_batch_positives`` (mean positives a query among the first P columns),
         ``pool_fill`` (share of those columns that hold a label), ``dropped_negatives`` and
@@ -48,12 +50,18 @@ def row_entries(matrix: csr_matrix, rows: np.ndarray) -> tuple[np.ndarray, np.nd
     Returns:
       (``place [E]``, the index into ``rows``, ascending; ``label [E]``), both int64.
     """
+    place, flat = _stored_entries(matrix, rows)
+    return place, matrix.indices[flat].astype(np.int64)
+
+
+def _stored_entries(matrix: csr_matrix, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same, with places among the stored values instead of labels."""
     starts = matrix.indptr[rows].astype(np.int64)
     lengths = matrix.indptr[rows + 1] - starts
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if ends.size else 0
     flat = np.arange(total) + np.repeat(starts - ends + lengths, lengths)
-    return np.repeat(np.arange(rows.size), lengths), matrix.indices[flat].astype(np.int64)
+    return np.repeat(np.arange(rows.size), lengths), flat
 
 
 def contains(sorted_keys: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -78,6 +86,8 @@ def build_pool(
     fill: str = "none",
     extra_positives: int = 0,
     extra_size: int = 0,
+    first_text_row: int | None = None,
+    draw: str = "target",
 ) -> Pool:
     """Builds the label pool of a batch (preprint section 3.1, figure 2).
 
@@ -101,6 +111,11 @@ def build_pool(
       extra_positives: positives a query for the classifier alone (POS-CLF), none of them among
         the first P columns.
       extra_size: ``E``, the room for them.
+      first_text_row: None, or the row of label 0's text: rows from there on are label texts with
+        soft targets (Gandalf), and ``targets`` are what ``labels`` stores. A text's own label is
+        its first positive in any case.
+      draw: other positives of a label text are drawn without replacement in proportion to their
+        ``"target"``, or ``"uniform"``.
 
     Returns:
       A `Pool`.
@@ -109,13 +124,17 @@ def build_pool(
       ValueError: for sizes that cannot work, an unknown ``fill``, or a row number past the end.
     """
     queries = np.asarray(queries)
-    _check(queries, labels, filters, hard_negatives, pool_size, beta, fill)
+    _check(queries, labels, filters, hard_negatives, pool_size, beta, fill, draw)
     num_labels = labels.shape[1]
     slots = np.flatnonzero(queries >= 0)
     rows = queries[slots].astype(np.int64)
-    query, label, barred_query, barred_label, own = _pairs(labels, filters, rows)
+    query, label, target, barred_query, barred_label, own = _pairs(labels, filters, rows)
+    odds = None
+    if first_text_row is not None:
+        odds = target if draw == "target" else np.ones_like(target)
+        odds = np.where(label == rows[query] - first_text_row, np.inf, odds)
 
-    entry, rank = _shuffle_within(rng, query)
+    entry, rank = _shuffle_within(rng, query, odds)
     firsts, surplus = label[entry[rank == 0]], label[entry[(rank > 0) & (rank < beta)]]
     negatives = _sample_negatives(rng, hard_negatives, rows, own, num_labels, eta)
     wanted = [firsts, rng.permutation(surplus), rng.permutation(negatives)]
@@ -126,17 +145,16 @@ def build_pool(
         wanted.append(_filling(rng, fill, further, num_labels, missing, pool_size))
         pool = _first_distinct(np.concatenate(wanted), pool_size)
 
-    positives = np.sort(label << 32 | slots[query])
-    extra = _sample_extra(rng, positives, pool, extra_positives, extra_size)
+    positives, filtered = _by_label(label), _by_label(barred_label)
+    extra = _sample_extra(rng, positives, query, odds, pool, extra_positives, extra_size)
     ids = _padded(pool, pool_size, extra, extra_size, num_labels)
-    targets = np.zeros((queries.size, ids.size), bool)
-    where = np.empty_like(targets)
+    targets = np.zeros((queries.size, ids.size), bool if odds is None else np.float32)
+    where = np.empty(targets.shape, bool)
     where[:] = ids < num_labels  # [Q, P + E]
     where[queries < 0] = False
-    filtered = np.sort(barred_label << 32 | slots[barred_query])
     for run in (slice(0, pool_size), slice(pool_size, ids.size)):
-        _mark(targets[:, run], ids[run], positives, True)
-        _mark(where[:, run], ids[run], filtered, False)
+        _mark(targets[:, run], ids[run], positives, slots[query], target)
+        _mark(where[:, run], ids[run], filtered, slots[barred_query], np.zeros(len(filtered)))
     stats = {
         "in_batch_positives": int(np.count_nonzero(targets[:, :pool_size])) / max(1, rows.size),
         "pool_fill": pool.size / pool_size,
@@ -146,7 +164,7 @@ def build_pool(
     return Pool(ids, targets, where, stats)
 
 
-def _check(queries, labels, filters, hard_negatives, pool_size, beta, fill) -> None:
+def _check(queries, labels, filters, hard_negatives, pool_size, beta, fill, draw) -> None:
     """Refuses what cannot work, with what to change."""
     if pool_size < max(1, queries.size):
         raise ValueError(
@@ -157,6 +175,8 @@ def _check(queries, labels, filters, hard_negatives, pool_size, beta, fill) -> N
         raise ValueError(f"beta is {beta}; expected at least 1 sampled positive a query.")
     if fill not in FILLS:
         raise ValueError(f"fill is {fill!r}; expected one of {', '.join(FILLS)}.")
+    if draw not in DRAWS:
+        raise ValueError(f"draw is {draw!r}; expected one of {', '.join(DRAWS)}.")
     if queries.size and queries.max() >= labels.shape[0]:
         raise ValueError(
             f"query row {queries.max()} is past the end of a label matrix of {labels.shape[0]}"
@@ -171,25 +191,35 @@ def _check(queries, labels, filters, hard_negatives, pool_size, beta, fill) -> N
 
 
 def _pairs(labels, filters, rows):
-    """The batch's positive pairs, its filtered pairs, and the sorted keys of both together."""
-    query, label = row_entries(labels, rows)
+    """Positive pairs and their targets, filtered pairs, and the sorted keys of all together."""
+    query, flat = _stored_entries(labels, rows)
+    label, target = labels.indices[flat].astype(np.int64), labels.data[flat]
     keys = query * labels.shape[1] + label
     own = np.sort(keys)
     if filters is None:
-        return query, label, query[:0], label[:0], own
+        return query, label, target, query[:0], label[:0], own
     barred_query, barred_label = row_entries(filters, rows)
     barred = np.sort(barred_query * labels.shape[1] + barred_label)
     if contains(own, barred).any():  # filtered is no positive, even where the matrix lists it
         kept = ~contains(barred, keys)
-        query, label = query[kept], label[kept]
-    return query, label, barred_query, barred_label, np.sort(np.concatenate([own, barred]))
+        query, label, target = query[kept], label[kept], target[kept]
+    own = np.sort(np.concatenate([own, barred]))
+    return query, label, target, barred_query, barred_label, own
 
 
-def _shuffle_within(rng: np.random.Generator, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Shuffles the entries of each query: (entries in query order, their rank within the query)."""
+def _shuffle_within(rng, query, odds=None) -> tuple[np.ndarray, np.ndarray]:
+    """Shuffles the entries of each query: (entries in query order, their rank within the query).
+
+    With odds the order is that of draws without replacement in proportion to them.
+    """
     # Keys are (query, place in one random permutation): distinct, so that the order is the same on
     # every machine, and plain integers, which NumPy sorts several times faster than it argsorts.
-    shuffled = rng.permutation(query.size)
+    if odds is None:
+        shuffled = rng.permutation(query.size)
+    else:  # whoever rings first: the waiting time is exponential, its rate the odds
+        waits = (rng.standard_exponential(query.size) / odds).astype(np.float32)
+        ordered = waits.view(np.int32).astype(np.int64)  # floats >= 0 sort as their bits do
+        shuffled = np.sort(ordered << 32 | np.arange(query.size)) & _LOW
     keys = np.sort(query[shuffled] << 32 | np.arange(query.size))
     counts = np.bincount(query)
     rank = np.arange(query.size) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -210,12 +240,13 @@ def _sample_negatives(rng, hard_negatives, rows, own, num_labels, eta) -> np.nda
     return found[usable]
 
 
-def _sample_extra(rng, positives, pool, extra_positives, extra_size) -> np.ndarray:
+def _sample_extra(rng, positives, query, odds, pool, extra_positives, extra_size) -> np.ndarray:
     """Positives outside the pool, ``extra_positives`` a query, as many as there is room for."""
     if not (extra_positives and extra_size):
         return pool[:0]
     outside = positives[~contains(pool, positives >> 32)]
-    entry, rank = _shuffle_within(rng, outside & _LOW)
+    pair = outside & _LOW
+    entry, rank = _shuffle_within(rng, query[pair], None if odds is None else odds[pair])
     sampled = outside[entry[rank < extra_positives]] >> 32
     return _first_distinct(rng.permutation(sampled), extra_size)
 
@@ -250,15 +281,21 @@ def _padded(pool, pool_size, extra, extra_size, num_labels) -> np.ndarray:
     return np.concatenate([pool, pads[:gap], extra, pads[gap:]]).astype(np.int32)
 
 
-def _mark(matrix, ids, pairs, value) -> None:
-    """Sets ``matrix[slot, column of label]`` for the (label, slot) pairs whose label is in ids."""
+def _by_label(label: np.ndarray) -> np.ndarray:
+    """Keys (label, number of the pair), ascending."""
+    return np.sort(label << 32 | np.arange(label.size))
+
+
+def _mark(matrix, ids, pairs, slot, value) -> None:
+    """Sets ``matrix[slot, column of label]`` to the value of each pair whose label is in ids."""
     if ids.size == 0 or pairs.size == 0:
         return
     # Both are ascending: labels in order are found five times faster than shuffled ones.
-    label, slot = pairs >> 32, pairs & _LOW
+    label, pair = pairs >> 32, pairs & _LOW
     column = np.minimum(np.searchsorted(ids, label), ids.size - 1)
     hit = ids[column] == label
-    matrix[slot[hit], column[hit]] = value
+    pair = pair[hit]
+    matrix[slot[pair], column[hit]] = value[pair]
 
 
 def _share_outside(pool: np.ndarray, labels: np.ndarray) -> float:
