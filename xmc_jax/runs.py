@@ -29,6 +29,7 @@ from xmc_jax import (
     workdir,
 )
 from xmc_jax.batch_source import BatchSource
+from xmc_jax.data import layouts, summary
 from xmc_jax.data import texts as text_files
 from xmc_jax.data import tokenizer as tokenizers
 from xmc_jax.embedding import Embedder
@@ -88,6 +89,9 @@ def _prepare(
     """Everything up to the first step: the run, its step, first parameters and meta data."""
     dataset, entry, source = training_data.read_dataset(config)
     if meta is None:
+        if layouts.detect(source).kind != layouts.CANONICAL:  # nobody has looked at it yet
+            print(f"{source}:", *summary.describe(dataset), sep="\n")
+            print(f"  numbers to beat: python -m xmc_jax.prepare --input={source}")
         resolved, chosen = plan.resolve(config, dataset)
         for name, value in chosen.items():
             logging.info("chosen for this data and device: %s = %s", name, value)
