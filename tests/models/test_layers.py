@@ -16,11 +16,12 @@ from xmc_jax.models import layers
 @pytest.mark.parametrize("shape", [(400, 96), (30, 20, 50), (3001,)])
 def test_dropout_keeps_the_mean_and_drops_the_rate(rate, shape):
     y = np.asarray(layers.dropout(jnp.ones(shape), rate, jax.random.key(3)))
-    levels = round(256 * rate) / 256
-    assert set(np.unique(y)) == {np.float32(0), np.float32(1 / (1 - levels))}
-    error = 4 * math.sqrt(levels * (1 - levels) / y.size)
-    assert abs((y == 0).mean() - levels) < error
-    # Entries that share a word of random bits, and rows, are independent of each other.
+    assert set(np.unique(y)) == {np.float32(0), np.float32(1 / (1 - rate))}
+    error = 4 * math.sqrt(rate * (1 - rate) / y.size)
+    assert abs((y == 0).mean() - rate) < error
+    # Neighbours in a row or a column are independent of each other, and so are two keys.
+    other = np.asarray(layers.dropout(jnp.ones(shape), rate, jax.random.key(4)))
+    assert abs(((y == 0) & (other == 0)).mean() - rate**2) < error
     if len(shape) == 2:
         zero = (y == 0) - (y == 0).mean()
         assert abs((zero[:, :-1] * zero[:, 1:]).mean()) < error
@@ -41,10 +42,44 @@ def test_dropout_keeps_the_type_and_its_gradient_is_the_mask():
     np.testing.assert_allclose(gradient * x, layers.dropout(x, 0.25, key))
 
 
+def test_masks_of_many_keys_look_like_coins():
+    """Chi square of the counts that 4,000 masks of 64 entries give each entry and each pair."""
+    keys = jax.random.split(jax.random.key(0), 4000)
+    masks = jax.vmap(lambda key: layers.dropout(jnp.ones(64), 0.25, key) == 0)(keys)
+    masks = np.asarray(masks, np.float64)
+    scaled = (masks - 0.25) / math.sqrt(0.25 * 0.75)
+    assert np.abs(scaled.mean(0)).max() * math.sqrt(4000) < 4
+    correlation = (scaled.T @ scaled / math.sqrt(4000))[np.triu_indices(64, 1)]  # N(0, 1) each
+    assert abs(np.mean(correlation**2) - 1) < 5 * math.sqrt(2 / len(correlation))
+    assert np.abs(correlation).max() < 5
+
+
 def test_gelu_is_exact():
     x = np.linspace(-4, 4, 33)
     expected = [v * 0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x]
     np.testing.assert_allclose(layers.gelu(jnp.asarray(x, jnp.float32)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-6)])
+def test_gelu_and_linear_equal_their_plain_twins_gradients_too(dtype, tolerance):
+    rng = np.random.default_rng(1)
+
+    def loss(gelu, linear):
+        def value(params, x):
+            return jnp.sum(jnp.sin(gelu(linear(params, x))))
+
+        return jax.value_and_grad(value, argnums=(0, 1))
+
+    with jax.enable_x64(dtype == "float64"):
+        draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
+        params, x = {"kernel": draw(6, 5), "bias": draw(5)}, 2 * draw(4, 3, 6)
+        found = loss(layers.gelu, layers.linear)(params, x)
+        plain = loss(
+            lambda x: jax.nn.gelu(x, approximate=False), lambda p, x: x @ p["kernel"] + p["bias"]
+        )(params, x)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
+            assert a.dtype == dtype
+            np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1, np.abs(b).max()))
 
 
 def test_layer_norm_computes_in_32_bits():
