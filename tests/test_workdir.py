@@ -22,7 +22,7 @@ def began(folder: Path, config: dict = CONFIG) -> dict:
 def test_new_then_continued(tmp_path):
     folder = tmp_path / "deep" / "run"
     meta = began(folder)
-    assert workdir.open_run(folder, CONFIG) == meta
+    assert workdir.open_run(folder, CONFIG) == {**meta, "resolved": CONFIG}
     assert meta["epochs"] == 2
     assert os.listdir(folder) == ["meta.json"]
 
@@ -41,6 +41,18 @@ def test_changed_configuration_lists_every_difference(tmp_path):
     ):
         assert part in str(error.value)
     assert "dataset" not in str(error.value)
+
+
+def test_fields_of_later_versions_are_compared_only_if_they_were_given(tmp_path):
+    began(tmp_path)
+    later = {**CONFIG, "lr": {"table": 0.01, "decay": 0.5}, "extra": {"enabled": True}}
+    assert workdir.open_run(tmp_path, later, ["lr.table"])["resolved"] == later
+    for given in (["extra.enabled"], None):
+        with pytest.raises(workdir.WorkdirError, match="enabled: there None, now True") as error:
+            workdir.open_run(tmp_path, later, given)
+        assert ("lr.decay" in str(error.value)) == (given is None)
+    with pytest.raises(workdir.WorkdirError, match=r"lr\.table: there 0\.01, now None"):
+        workdir.open_run(tmp_path, {**later, "lr": {}}, [])
 
 
 def test_data_may_lie_elsewhere(tmp_path):

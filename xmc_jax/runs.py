@@ -7,7 +7,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,15 @@ from xmc_jax.propensity import inverse_propensity
 from xmc_jax.train_loop import CompiledStep, Run, initial_state, train
 
 
-def start(config: ConfigDict, folder: Path) -> dict[str, Any]:
+def start(
+    config: ConfigDict, folder: Path, *, overrides: Collection[str] | None = None
+) -> dict[str, Any]:
     """Train as configured, or continue; evaluate the chosen checkpoint on the test rows.
 
     Args:
       config: from ``configs/``.
       folder: the work directory; made if it is not there.
+      overrides: fields set on the command line; see `workdir.open_run`.
 
     Returns:
       The evaluation that is written to ``eval-test-<step>.json`` (of the held-out rows where the
@@ -54,11 +57,11 @@ def start(config: ConfigDict, folder: Path) -> dict[str, Any]:
     plan.check(config)
     build.objective(config)  # names of losses
     with workdir.held(folder):
-        return _start(config, folder)
+        return _start(config, folder, overrides)
 
 
-def _start(config: ConfigDict, folder: Path) -> dict[str, Any]:
-    meta = workdir.open_run(folder, config.to_dict())
+def _start(config: ConfigDict, folder: Path, overrides: Collection[str] | None) -> dict[str, Any]:
+    meta = workdir.open_run(folder, config.to_dict(), overrides)
     try:
         run, step, params, meta = _prepare(config, folder, meta)
     except BaseException:

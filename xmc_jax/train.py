@@ -30,7 +30,8 @@ def main(argv: list[str]) -> None:
         config.data = _DATA.value
     folder = Path(_WORKDIR.value or _default_workdir())
     try:
-        result = runs.start(config, folder)
+        given = config_flags.get_override_values(flags.FLAGS["config"])
+        result = runs.start(config, folder, overrides=given)
     except (ValueError, OSError, TrainingError) as error:
         console.fail(error)
     except KeyboardInterrupt:  # while nothing was being trained

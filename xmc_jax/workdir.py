@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
@@ -129,16 +129,22 @@ def _unwritable(workdir: Path, error: OSError) -> WorkdirError:
     )
 
 
-def open_run(workdir: Path, config: dict[str, Any]) -> dict[str, Any] | None:
+def open_run(
+    workdir: Path, config: dict[str, Any], overrides: Collection[str] | None = None
+) -> dict[str, Any] | None:
     """Make the work directory, or check that it belongs to this configuration.
 
     Args:
       workdir: the folder.
       config: the configuration as given (before anything was derived from the data). Where the data
         lie (``data``) may change: their digest is checked instead.
+      overrides: dotted names of the fields that were set on the command line. A field that the old
+        run's configuration lacks, for it came with a later version, is compared only if it is one
+        of them; None = compare all fields.
 
     Returns:
-      The meta data of the run to be continued, or None where it is new.
+      The meta data of the run to be continued, or None where it is new. Its ``resolved`` is
+      completed with the fields that it lacks.
 
     Raises:
       WorkdirError: not writable, not a work directory, or made by another configuration (the
@@ -162,8 +168,8 @@ def open_run(workdir: Path, config: dict[str, Any]) -> dict[str, Any] | None:
     except OSError as error:
         raise _unwritable(workdir, error) from error
     meta = read_json(workdir / "meta.json")
-    _check_same(workdir, meta["config"], config)
-    return meta
+    _check_same(workdir, meta["config"], config, overrides)
+    return {**meta, "resolved": _completed(meta.get("resolved", {}), config)}
 
 
 def begin(workdir: Path, meta: dict[str, Any]) -> dict[str, Any]:
@@ -201,12 +207,27 @@ def _unlink(path: Path) -> None:
         return
 
 
-def _check_same(workdir: Path, there: dict[str, Any], now: dict[str, Any]) -> None:
+def _completed(there: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """``there`` with the fields of ``now`` that it lacks."""
+    made = {**now, **there}
+    for name, value in now.items():
+        if isinstance(value, dict) and isinstance(made[name], dict):
+            made[name] = _completed(made[name], value)
+    return made
+
+
+def _check_same(
+    workdir: Path,
+    there: dict[str, Any],
+    now: dict[str, Any],
+    overrides: Collection[str] | None,
+) -> None:
     """Compare configurations field by field."""
     have, want = flatten(there), flatten(json.loads(json.dumps(now, default=_plain)))
+    later = set() if overrides is None else want.keys() - have.keys() - set(overrides)
     different = [
         f"  {name}: there {have.get(name)!r}, now {want.get(name)!r}"
-        for name in sorted((have.keys() | want.keys()) - {"data"})
+        for name in sorted((have.keys() | want.keys()) - {"data"} - later)
         if have.get(name) != want.get(name)
     ]
     if different:
