@@ -46,6 +46,17 @@ def small():
     return make_dataset("small", train, test, ["a", "b", "c c c", "B"], ["a note"])
 
 
+@pytest.mark.parametrize(("second", "held"), [([0, 2], 100.0), ([0], 0.0)])
+def test_describe_compares_label_texts_with_points(second, held):
+    """Labels 1 and 2 stand together in two of label 1's three points; a point bears its text."""
+    rows = [[1, 2], [1, 2], [1], second]
+    train = split_of(["p", "q", "r", "B"], rows, 3)
+    report = "\n".join(summary.describe(make_dataset("s", train, train.take([0]), ["a", "b", "c"])))
+    assert "postulate, 1 training points that bear a label's text" in report
+    assert f"in {held:.1f} % (expected 66.7 %), its five strongest in {held:.1f} %" in report
+    assert ("contradict Gandalf's targets" in report) == (held == 0)
+
+
 def test_describe(small):
     report = "\n".join(summary.describe(small))
     for part in (

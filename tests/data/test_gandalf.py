@@ -103,6 +103,25 @@ def test_no_points_at_all():
         np.testing.assert_array_equal(found > 0, np.eye(3, dtype=bool))
 
 
+def test_neighbours_held_is_a_loop_over_points():
+    labels = random_labels(4, num_rows=40, num_labels=12, density=0.3)
+    dense = labels.toarray().astype(np.float64)
+    rows, label_ids = np.array([3, 8, 8, 20, 31]), np.array([1, 0, 7, 11, 5])
+    held, promised = gandalf.neighbours_held(labels, rows, label_ids, depth=4)
+    for place, (row, label) in enumerate(zip(rows, label_ids)):
+        others = dense[dense[:, label] > 0] if not dense[row, label] else None
+        if others is None:  # the point itself bears no witness
+            others = np.delete(dense, row, axis=0)
+            others = others[others[:, label] > 0]
+        graph = others.sum(axis=0)
+        share = np.delete(np.stack([graph / graph[label], np.arange(12)], axis=1), label, axis=0)
+        best = sorted((-value, int(i)) for value, i in share if value > 0)[:4]
+        np.testing.assert_allclose(promised[place, : len(best)], [-value for value, _ in best])
+        assert not promised[place, len(best) :].any() and not held[place, len(best) :].any()
+        found = [dense[row, i] > 0 for _, i in best]
+        np.testing.assert_array_equal(held[place, : len(best)], found)
+
+
 def test_refusals():
     labels = random_labels(0)
     with pytest.raises(ValueError, match=r"'gandalf': expected one of graph, self"):

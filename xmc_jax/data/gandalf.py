@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.sparse import csr_matrix, identity
+from scipy.sparse import csr_matrix, diags_array, identity
 
 from xmc_jax.data import label_graph
+from xmc_jax.data.pools import contains, row_entries
 
 VARIANTS = ("graph", "self", "walk", "symmetric", "glas")
 
@@ -109,6 +110,35 @@ def walk_targets(
 def self_targets(labels: csr_matrix) -> csr_matrix:
     """Self-annotation, the thesis' Z': the only target of a label's text is that label."""
     return identity(labels.shape[1], np.float32, "csr")
+
+
+def neighbours_held(
+    labels: csr_matrix, rows: np.ndarray, label_ids: np.ndarray, *, depth: int = 5
+) -> tuple[np.ndarray, np.ndarray]:
+    """Looks at postulate 1.3.1, ``P[Y_i = 1 | X = z_j] = P[Y_i = 1 | Y_j = 1]``, where z_j is seen.
+
+    A point that holds the label itself is left out of that label's counts.
+
+    Args:
+      labels: ``Y [N, L]``, every stored value 1.
+      rows: ``[n]`` points whose text is a label's.
+      label_ids: ``[n]`` those labels j.
+      depth: k, strongest neighbours i of each label that are looked for.
+
+    Returns:
+      whether the point holds each neighbour, bool ``[n, k]``, and the neighbour's conditional
+      ``[n, k]``, 0 where a label has fewer.
+    """
+    points = labels[rows].astype(np.float64)  # [n, L]
+    place, label = row_entries(points, np.arange(len(rows)))
+    keys = place * labels.shape[1] + label
+    own = np.arange(len(rows)) * labels.shape[1]
+    counts = labels.tocsc()[:, label_ids].T @ labels
+    holds = contains(keys, own + label_ids).astype(np.float64)
+    counts = csr_matrix(counts - diags_array(holds) @ points)
+    conditionals = label_graph.conditional_rows(counts, label_ids)
+    ids, promised = label_graph.strongest(conditionals, depth)
+    return contains(keys, own[:, None] + ids) & (ids >= 0), promised
 
 
 def _check(delta: float) -> None:

@@ -116,6 +116,53 @@ def random_walks(
     return _in_blocks(block, cuts, labels.shape[1], num_threads)
 
 
+def strongest(weights: csr_matrix, depth: int) -> tuple[np.ndarray, np.ndarray]:
+    """The ``depth`` heaviest entries of each row, ties to the lower id.
+
+    Args:
+      weights: ``[n, L]``, canonical, values above 0.
+      depth: k, at least 1.
+
+    Returns:
+      ids int32 ``[n, k]``, -1 = none, and their weights ``[n, k]``, 0 where there is none.
+    """
+    row = np.repeat(np.arange(weights.shape[0]), np.diff(weights.indptr))
+    order = np.lexsort((weights.indices, -weights.data, row))
+    rank = np.arange(row.size) - weights.indptr[row]
+    kept = rank < depth
+    ids = np.full((weights.shape[0], depth), -1, np.int32)
+    values = np.zeros(ids.shape, weights.dtype)
+    ids[row[kept], rank[kept]] = weights.indices[order][kept]
+    values[row[kept], rank[kept]] = weights.data[order][kept]
+    return ids, values
+
+
+def conditionals(labels: csr_matrix, chosen: np.ndarray) -> csr_matrix:
+    """``P[Y_i = 1 | Y_j = 1]`` for some labels j and all i but j itself (thesis 1.5).
+
+    Args:
+      labels: ``Y [N, L]``, every stored value 1.
+      chosen: ``[n]`` label ids j.
+
+    Returns:
+      ``[n, L]`` float64, canonical.
+    """
+    counts = csr_matrix(labels.tocsc()[:, chosen].T @ labels, dtype=np.float64)
+    return conditional_rows(counts, chosen)
+
+
+def conditional_rows(counts: csr_matrix, chosen: np.ndarray) -> csr_matrix:
+    """Rows ``G_j`` of chosen labels divided by ``G_jj``, without the diagonal and zeros."""
+    row = np.repeat(np.arange(len(chosen)), np.diff(counts.indptr))
+    own = counts.indices == chosen[row]
+    points = np.bincount(row[own], counts.data[own], len(chosen))
+    values = np.where(own, 0, counts.data) / np.maximum(points, 1)[row]
+    divided = csr_matrix((values, counts.indices, counts.indptr), counts.shape)
+    divided.eliminate_zeros()
+    divided.sort_indices()
+    return divided
+
+
 def _check_binary(labels: csr_matrix) -> None:
     if labels.nnz and not (labels.data.min() == labels.data.max() == 1):
         raise ValueError(

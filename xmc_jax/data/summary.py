@@ -9,12 +9,13 @@ import numpy as np
 from absl import logging
 
 from xmc_jax import catalog, metrics, propensity
-from xmc_jax.data import baselines, canonical, formats, layouts, splits
+from xmc_jax.data import baselines, canonical, formats, gandalf, layouts, splits
 from xmc_jax.data.dataset import Dataset, Split, filter_matrix
 
 TAIL_POINTS = 5
 SAMPLE_ROWS = 5_000
 SAMPLE_SEED = 0
+POSTULATE_ROWS = 1_000
 _FULL_PAIRS = 4_000_000_000  # test rows times labels up to which all test rows are scored
 _MAX_DEPTH = 200
 _KS = (1, 3, 5)
@@ -110,6 +111,7 @@ def _overlap_lines(train: Split, test: Split, label_texts: Sequence[str]) -> lis
         f"  test answers that training lists the other way round: {share:.2f} % "
         f"({len(reversed_):,} of {test.labels.nnz:,})",
     ]
+    lines += _postulate_lines(train, train_codes, label_codes)
     repeated = len(label_codes) - len(np.unique(label_codes))
     if repeated:
         lines.append(f"  labels that share their text with another one: {repeated:,}")
@@ -118,6 +120,35 @@ def _overlap_lines(train: Split, test: Split, label_texts: Sequence[str]) -> lis
         lines.append(
             "  note: many texts are labels themselves and there are no filter pairs: if a text's "
             "own label is no answer, list such pairs in filter_labels_train.txt and _test.txt"
+        )
+    return lines
+
+
+def _postulate_lines(train: Split, train_codes: np.ndarray, label_codes: np.ndarray) -> list[str]:
+    """Whether label texts are worth posing as points (Gandalf), as far as it can be seen."""
+    known, first = np.unique(label_codes, return_index=True)
+    rows = np.flatnonzero(np.isin(train_codes, known) & (np.diff(train.labels.indptr) > 0))
+    if not len(rows):
+        return []
+    rng = np.random.default_rng(SAMPLE_SEED)
+    rows = np.sort(rng.choice(rows, min(len(rows), POSTULATE_ROWS), replace=False))
+    label_ids = first[np.searchsorted(known, train_codes[rows])]
+    held, promised = gandalf.neighbours_held(train.labels, rows, label_ids)
+    there = promised > 0
+    seen = np.flatnonzero(there[:, 0])
+    if not len(seen):
+        return []
+    share, says = 100 * held[there].mean(), 100 * promised[there].mean()
+    lines = [
+        f"  Gandalf's postulate, {len(seen):,} training points that bear a label's text: "
+        "the label's strongest neighbour is theirs",
+        f"    in {100 * held[seen, 0].mean():.1f} % (expected {100 * promised[seen, 0].mean():.1f} "
+        f"%), its five strongest in {share:.1f} % ({says:.1f} %)",
+    ]
+    if share < 0.75 * says:
+        lines.append(
+            "  note: training points contradict Gandalf's targets: if you train with "
+            "config.gandalf.enabled=True, try gandalf.skip_labels_that_are_points=True"
         )
     return lines
 
