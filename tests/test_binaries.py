@@ -8,7 +8,7 @@ import sys
 import pytest
 import tiny
 
-MODULES = ("train", "evaluate", "predict", "prepare")
+MODULES = ("train", "evaluate", "predict", "prepare", "inspect_labels")
 
 
 @pytest.mark.parametrize("module", MODULES)
