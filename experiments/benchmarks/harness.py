@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import platform
 import resource
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -94,6 +95,8 @@ def alternate(
         for number in range(warmup + repeats):
             for player in players:
                 player.turn(number)
+                counted = f"round {number - warmup + 1}" if number >= warmup else "warm-up"
+                print(f"{counted}: {player.name} {player.times[-1]:.4g} s", file=sys.stderr)
         results = {}
         for player in players:
             times = player.times[warmup:]
