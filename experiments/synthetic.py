@@ -86,6 +86,21 @@ def write(folder: Path, scale: float, *, seed: int = 0) -> None:
     scratch.rmdir()
 
 
+def label_matrix(scale: float, *, seed: int = 0) -> csr_matrix:
+    """``[N, L]`` of training points alone, labels numbered at random as in real data."""
+    rng = np.random.default_rng(seed)
+    num_train, num_labels = (
+        max(500, round(scale * n)) for n in (SHAPE.num_train, SHAPE.num_labels)
+    )
+    topics = _topics(rng, num_labels)
+    topic = _zipf(rng, num_train, len(topics.words), 0.5)
+    made = _labels(rng, topics, topic, num_labels, np.zeros((0, 2), np.int64))
+    numbers = rng.permutation(num_labels).astype(np.int32)
+    made = csr_matrix((made.data, numbers[made.indices], made.indptr), made.shape)
+    made.sort_indices()
+    return made
+
+
 def _zipf(rng: np.random.Generator, size, number: int, skew: float) -> np.ndarray:
     """Numbers below ``number`` whose probability falls about as 1 / rank^skew, skew below 1."""
     ranks = number * rng.random(size) ** (1 / (1 - skew))

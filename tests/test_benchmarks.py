@@ -24,6 +24,7 @@ LINES = {  # case -> lines of a quick run, by what tells them apart
     "host": [("batches",), ("keeps up",)],
     "refresh": [("embed",), ("cluster",), ("search", "exact"), ("search", "ivf")],
     "predict": [("exact",), ("hnsw",)],
+    "label_graph": [("exact",), ("walk",)],
     "metrics": [()],
 }
 
