@@ -94,7 +94,7 @@ def _common(dataset: str) -> ConfigDict:
     config.encoder.token_dropout = 0.0  # of the bag encoder: tokens a text loses [ours]
     config.encoder.embeddings = ""  # pretrained folder whose word embeddings start the bag's table
     config.encoder.vocab_size = 30_000  # of a WordPiece vocabulary trained on the data's texts
-    config.row_length = 128  # tokens in a packed row; texts longer than that: max_length
+    config.row_length = 32  # tokens in a packed row; texts longer than that: max_length [ours]
 
     config.head_dim = config_dict.placeholder(int)  # d of one head; 0 = no projection
     config.head_dropout = 0.1  # [both papers]
@@ -169,7 +169,8 @@ def _papers(config: ConfigDict, entry: catalog.Entry) -> None:
     """The papers' data sets."""
     row = PAPER[entry.name]
     config.max_length = entry.max_length
-    config.row_length = max(128, entry.max_length)
+    # Attention costs less in short rows, but only short texts fill them.
+    config.row_length = 32 if entry.max_length <= 32 else max(128, entry.max_length)
     config.batch_size, config.pool_size = row["batch"], row["pool"]
     config.head_dim = row["head_dim"]
     config.beta, config.eta, config.de_weight = row["beta"], row["eta"], row["de_weight"]

@@ -16,23 +16,25 @@ from xmc_jax.data.corpus import TokenStore
 class Embedder:
     """Runs a model over a token store.
 
-    One chunk is at most ``chunk_texts`` texts in at most ``chunk_rows`` packed rows, so that one
-    shape is compiled for all stores, whatever their lengths.
+    One chunk is at most ``chunk_texts`` texts in rows of ``chunk_tokens`` tokens in all, so that
+    one shape is compiled for all stores, whatever their lengths.
     """
 
     def __init__(
-        self, model: Any, *, row_length: int, chunk_rows: int = 192, chunk_texts: int = 2048
+        self, model: Any, *, row_length: int, chunk_tokens: int = 24576, chunk_texts: int = 2048
     ) -> None:
         """Prepare the jitted function.
 
         Args:
           model: a ``models.unidec.UniDEC``.
           row_length: tokens in a packed row, at least the longest text.
-          chunk_rows: rows of a chunk.
+          chunk_tokens: tokens of a chunk, padding included.
           chunk_texts: texts of a chunk.
         """
         self.model = model
-        self._row_length, self._rows, self._texts = row_length, chunk_rows, chunk_texts
+        self._texts = chunk_texts
+        self._packing = {"row_length": row_length, "max_segments": model.encoder.max_segments}
+        self._rows = max(1, chunk_tokens // row_length)
         self._heads: dict[str, Callable[..., jax.Array]] = {
             "de": jax.jit(lambda p, tokens: model.de(p, model.vectors(p, tokens))),
             "clf": jax.jit(lambda p, tokens: model.clf(p, model.vectors(p, tokens))),
@@ -71,28 +73,16 @@ class Embedder:
         """Consecutive ranges of rows that fit, each packed into the one shape."""
         lengths = np.asarray(store.lengths(rows), np.int64)
         ends = np.cumsum(lengths)
-        capacity = int(0.97 * self._rows * self._row_length)
+        capacity = self._rows * self._packing["row_length"]
         start = 0
         while start < len(rows):
             before = ends[start - 1] if start else 0
             stop = int(np.searchsorted(ends, before + capacity, side="right"))
             stop = min(max(stop, start + 1), start + self._texts, len(rows))
-            while True:
-                padded = np.full(self._texts, -1, np.int64)
-                padded[: stop - start] = rows[start:stop]
-                flat, sizes = store.gather(padded)
-                try:
-                    tokens = packing.pack(
-                        flat,
-                        sizes,
-                        row_length=self._row_length,
-                        max_segments=self.model.encoder.max_segments,
-                        num_rows=self._rows,
-                    )
-                    break
-                except ValueError:
-                    if stop - start == 1:
-                        raise
-                    stop = start + (stop - start) // 2
-            yield start, stop, tokens
+            while (needed := packing.count_rows(lengths[start:stop], **self._packing)) > self._rows:
+                stop = start + (stop - start) * self._rows // needed
+            padded = np.full(self._texts, -1, np.int64)
+            padded[: stop - start] = rows[start:stop]
+            flat, sizes = store.gather(padded)
+            yield start, stop, packing.pack(flat, sizes, num_rows=self._rows, **self._packing)
             start = stop
