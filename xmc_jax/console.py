@@ -9,6 +9,8 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
+from xmc_jax import allocator
+
 HERE = str(Path(__file__).parent)
 
 
@@ -46,7 +48,8 @@ def _cause(error: Exception, argv: list[str]) -> str:
 
 
 def setup() -> None:
-    """Show info messages of this package and warnings of all others, on standard error."""
+    """Show info messages of this package and warnings of all others; keep freed memory."""
+    allocator.keep_freed_memory()
     logging.use_absl_handler()
     logging.set_verbosity(logging.INFO)
     handler = logging.get_absl_handler()

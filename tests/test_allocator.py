@@ -1,0 +1,35 @@
+"""Freed memory stays with the process, where the C library is glibc."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+SCRIPT = """
+import resource, sys
+import numpy as np
+from xmc_jax import allocator
+
+def faults(size):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        np.ones(size, np.uint8)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+size = 64 * 2**20
+first = faults(size)
+told = allocator.keep_freed_memory()
+faults(size)
+print(int(told), first, faults(size))
+"""
+
+
+def test_blocks_are_used_again_without_page_faults():
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
+    )
+    told, before, after = map(int, done.stdout.split())
+    assert told == (platform.libc_ver()[0] == "glibc")
+    if told:
+        assert after < 100 < before
