@@ -94,8 +94,8 @@ def test_own_file_in_one_command(own_data, tmp_path):
     for name in ("encoder.name = bag", "batch_size = 32", "pool_size = 320", "max_length = 32"):
         assert f"chosen for this data and device: {name}" in done.stderr
     assert re.search(r"^points: \d+ training rows, 64 labels", done.stdout, re.MULTILINE)
-    assert f"{own_data}:\n  training rows 240   test rows 60   labels 64\n" in done.stdout
-    assert "  note: points.tsv: no test file; 60 rows split off" in done.stdout
+    assert f"{own_data}:\n  training rows 239   test rows 61   labels 64\n" in done.stdout
+    assert "  note: points.tsv: no test file; 61 rows split off" in done.stdout
     assert f"  numbers to beat: python -m xmc_jax.prepare --input={own_data}\n" in done.stdout
     assert re.search(r"^memory: parameters [\d.]+ GiB, table", done.stdout, re.MULTILINE)
     epochs = int(re.search(r"^epochs: (\d+) in 0.05 minutes", done.stdout, re.MULTILINE)[1])

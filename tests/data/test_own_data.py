@@ -95,9 +95,10 @@ def test_csv_quotes_line_breaks_columns_and_long_fields(tmp_path):
 
 
 def test_digits_are_texts_in_json_and_ids_elsewhere(tmp_path):
-    write(tmp_path / "a" / "train.jsonl", json_lines([{"text": "x", "labels": ["1", "0"]}] * 10))
+    rows = [{"text": f"x{i}", "labels": ["1", "0"]} for i in range(10)]
+    write(tmp_path / "a" / "train.jsonl", json_lines(rows))
     assert list(formats.load(tmp_path / "a").label_texts) == ["1", "0"]
-    write(tmp_path / "b" / "train.tsv", "x\t1|0\n" * 10)
+    write(tmp_path / "b" / "train.tsv", "".join(f"x{i}\t1|0\n" for i in range(10)))
     with pytest.raises(ValueError, match=r"train\.tsv, line 1: found labels that are ids \(1\)"):
         formats.load(tmp_path / "b")
     write(tmp_path / "b" / "labels.txt", "zero\none\n")

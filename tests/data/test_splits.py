@@ -85,8 +85,28 @@ def test_how_many_and_seed():
     rows = [splits.hold_out(split, label_texts, seed=seed)[1].rows for seed in (5, 5, 6)]
     np.testing.assert_array_equal(rows[0], rows[1])
     assert not np.array_equal(rows[0], rows[2])
+
+
+def test_rows_of_equal_text_stay_on_one_side():
+    split, label_texts = random_split(3)  # 60 texts in 400 rows
     train, test = splits.split_rows(split, label_texts, seed=0)
+    assert {key(text) for text in test.texts}.isdisjoint(
+        key(split.texts[row]) for row in train.rows if split.labels[row].nnz
+    )
+    assert len({key(text) for text in test.texts}) == 12
+    assert len(train) + len(test) == 400 and (np.diff(test.labels.indptr) > 0).all()
+    np.testing.assert_array_equal(splits.split_rows(split, label_texts, seed=0)[1].rows, test.rows)
+    one = make_split(["a", "A "], [[0], [1]], 2)
+    assert len(splits.split_rows(one, ["x", "y"], seed=0)[1]) == 0
+
+
+def test_distinct_texts_are_drawn_as_held_out_rows():
+    split, label_texts = random_split(3)
+    distinct = Split([f"{i}" for i in range(400)], split.labels, split.filter_pairs)
+    train, test = splits.split_rows(distinct, label_texts, seed=0)
     assert (len(train), len(test)) == (320, 80)
+    drawn = splits.hold_out(distinct, label_texts, share=0.2, max_rows=400, seed=0)[1]
+    np.testing.assert_array_equal(test.rows, drawn.rows)
 
 
 def test_no_rows_left_over():

@@ -49,7 +49,8 @@ def read_own(layout: Layout, place: TextPlace) -> Dataset:
         removed = before - found["train"].labels.nnz - found["test"].labels.nnz
         notes.append(
             f"{layout.files['train'].name}: no test file; {len(found['test'])} rows split off as "
-            f"test (seed {SPLIT_SEED}), {removed} reverse pairs removed from training"
+            f"test (seed {SPLIT_SEED}; rows of equal text stay together), {removed} reverse pairs "
+            "removed from training"
         )
     return make_dataset(layout.name, found["train"], found["test"], label_texts, notes)
 

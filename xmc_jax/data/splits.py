@@ -49,18 +49,32 @@ def hold_out(
     # One row with labels stays in training at least.
     wanted = min(round(share * len(split)), max_rows, max(len(candidates) - 1, 0))
     rng = np.random.default_rng(seed)
-    drawn = np.sort(rng.choice(candidates, size=wanted, replace=False))
-    rest = np.ones(len(split), dtype=bool)
-    rest[drawn] = False
-    train, held_out = split.take(np.flatnonzero(rest)), split.take(drawn)
-    return remove_reverse_pairs(train, held_out, label_texts), held_out
+    return _part(split, rng.choice(candidates, size=wanted, replace=False), label_texts)
 
 
 def split_rows(
     split: Split, label_texts: Sequence[str], *, share: float = 0.2, seed: int
 ) -> tuple[Split, Split]:
-    """Splits the rows of one file into (train, test) by the rule of `hold_out`, without a cap."""
-    return hold_out(split, label_texts, share=share, max_rows=len(split), seed=seed)
+    """Splits the rows of one file into (train, test): a share of the texts, with all their rows.
+
+    Rows of equal text (as for `text_codes`) land on one side, so that no test row can be answered
+    by heart; those without labels stay in training. Else as `hold_out`, without a cap.
+    """
+    (codes,) = text_codes(split.texts)
+    labelled = np.flatnonzero(np.diff(split.labels.indptr) > 0)
+    _, first = np.unique(codes[labelled], return_index=True)
+    candidates = labelled[np.sort(first)]  # a row for each text
+    wanted = min(round(share * (codes.max(initial=-1) + 1)), max(len(candidates) - 1, 0))
+    drawn = np.random.default_rng(seed).choice(candidates, size=wanted, replace=False)
+    return _part(split, labelled[np.isin(codes[labelled], codes[drawn])], label_texts)
+
+
+def _part(split: Split, drawn: np.ndarray, label_texts: Sequence[str]) -> tuple[Split, Split]:
+    """(the other rows without reverse pairs, the drawn rows), each in the order of rows."""
+    rest = np.ones(len(split), dtype=bool)
+    rest[drawn] = False
+    train, held_out = split.take(np.flatnonzero(rest)), split.take(np.sort(drawn))
+    return remove_reverse_pairs(train, held_out, label_texts), held_out
 
 
 def remove_reverse_pairs(train: Split, other: Split, label_texts: Sequence[str]) -> Split:
