@@ -204,6 +204,13 @@ def test_errors_leave_nothing(trained, model, texts, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["texts.txt"]
 
 
+@pytest.mark.parametrize("flag", ["input", "output", "embeddings"])
+def test_files_are_checked_before_anything_is_loaded(flag, tmp_path):
+    done = tiny.run("predict", "--workdir=nowhere", f"--{flag}={tmp_path}/none/file", stdin="")
+    assert done.returncode == 1 and f"{tmp_path}/none/file" in done.stderr
+    assert "nowhere" not in done.stderr
+
+
 def test_failure_on_the_way_leaves_no_output(model, texts, tmp_path, monkeypatch):
     def fail(*_, **__):
         raise ValueError("on the way")

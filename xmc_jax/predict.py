@@ -36,6 +36,7 @@ def main(argv: list[str]) -> None:
     del argv
     console.setup()
     try:
+        predictor.check_files(_INPUT.value, _OUTPUT.value, _EMBEDDINGS.value)
         loaded = predictor.load(
             Path(_WORKDIR.value), new_labels=_NEW_LABELS.value or None, kind=_INDEX.value
         )

@@ -192,6 +192,19 @@ class Predictor:
         return same
 
 
+def check_files(source: str, *targets: str) -> None:
+    """Try what can be tried before labels are embedded, which may take minutes.
+
+    Raises:
+      OSError: the source cannot be read, or the folder of a target is not there.
+    """
+    if source != "-":
+        open(source, "rb").close()
+    for target in targets:
+        if target not in ("", "-") and not Path(target).absolute().parent.is_dir():
+            raise OSError(f"{target} cannot be written: there is no such folder.")
+
+
 def predict_file(
     model: Predictor,
     source: str,
