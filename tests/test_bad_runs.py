@@ -147,6 +147,15 @@ def test_data_moved_elsewhere_continue(copy, own_data, tmp_path, trained):
     assert_same_end(copy, trained)
 
 
+def test_evaluation_of_moved_data_says_how_to_name_their_place(own_data, tmp_path):
+    run, source = tmp_path / "run", Path(shutil.copy(own_data, tmp_path / "before.tsv"))
+    runs.start(tiny.config(source, epochs=1), run)
+    moved = source.rename(tmp_path / "after.tsv")
+    with pytest.raises(workdir.WorkdirError, match=r"not at .*before\.tsv .* with --data=PATH"):
+        runs.open_run(run).load_data()
+    assert runs.open_run(run).load_data(str(moved)).test is not None
+
+
 # Damage.
 
 

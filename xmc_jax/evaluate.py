@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
     except (ValueError, OSError) as error:
         console.fail(error)
     print(report.table(result))
-    print(report.threshold_table(thresholds))
+    print(report.threshold_table(thresholds, next(iter(result["heads"]))))
 
 
 if __name__ == "__main__":

@@ -28,11 +28,11 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def threshold_table(rows: list[dict[str, float]]) -> str:
-    """Score thresholds against precision and recall, from held-out rows."""
+def threshold_table(rows: list[dict[str, float]], head: str) -> str:
+    """Score thresholds of a head against precision and recall, from held-out rows."""
     if not rows:
         return "no held-out rows, so no table of score thresholds (config.held_out_share)"
-    lines = ["score thresholds, from held-out rows"]
+    lines = [f"score thresholds of {head}, from held-out rows"]
     lines.append("".join(f"{name:>24}" for name in rows[0]))
     lines += ["".join(f"{value:24.4g}" for value in row.values()) for row in rows]
     return "\n".join(lines)

@@ -29,7 +29,7 @@ from xmc_jax import (
     workdir,
 )
 from xmc_jax.batch_source import BatchSource
-from xmc_jax.data import layouts, summary
+from xmc_jax.data import formats, layouts, summary
 from xmc_jax.data import texts as text_files
 from xmc_jax.data import tokenizer as tokenizers
 from xmc_jax.embedding import Embedder
@@ -246,7 +246,15 @@ class OpenRun:
             config = self.config.copy_and_resolve_references()
             there = self.meta["data"]["folder"]  # where it was when the run began
             config.data = data or (there if Path(there).exists() else config.data)
-            dataset, entry, source = training_data.read_dataset(config)
+            try:
+                dataset, entry, source = training_data.read_dataset(config)
+            except formats.DataError as error:
+                if data:
+                    raise
+                raise workdir.WorkdirError(
+                    f"{self.folder}: its data are not at {there} as when training began. Say where "
+                    f"they are now with --data=PATH. ({error})"
+                ) from error
             _check_digest(self.folder, self.meta, dataset.digest, source)
             self.data = training_data.load(config, dataset, entry, self.tokenizer)
         return self.data
