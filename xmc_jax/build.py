@@ -63,12 +63,15 @@ def tokenizer(config: ConfigDict, texts: Iterable[str], folder: Path) -> Any:
       config: the configuration.
       texts: all training and label texts; read more than once.
       folder: ``tokenizer/`` of the work directory.
+
+    Raises:
+      ValueError: there is no such folder and no such model on the hub, or no network.
     """
     if (folder / "tokenizer.json").exists():
         return tokenizers.load_tokenizer(folder)
     source = config.encoder.embeddings if config.encoder.name == "bag" else config.encoder.name
     if source:
-        made = tokenizers.load_tokenizer(source)
+        made = tokenizers.load_tokenizer(pretrained.resolve_folder(source))
         tokenizers.save_tokenizer(made, folder)
         return made
     return tokenizers.train_wordpiece(

@@ -203,6 +203,19 @@ def test_three_ways_not_to_find_a_model(tmp_path, copy, monkeypatch):
         load_encoder(folder)
 
 
+def test_without_network_nothing_is_tried_twice(monkeypatch):
+    def refuse(address, timeout):
+        raise OSError("no route")
+
+    tried = []
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    monkeypatch.setattr("socket.create_connection", refuse)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **o: tried.append(o) or ".")
+    pretrained.resolve_folder("some-owner/some-model")
+    assert tried[0]["local_files_only"] and len(tried) == 1
+
+
 def test_names_the_hub_does_not_know(monkeypatch):
     from huggingface_hub import errors
 
@@ -221,7 +234,7 @@ def test_names_the_hub_does_not_know(monkeypatch):
 def test_hub_names_become_folders(golden, monkeypatch):
     calls = []
 
-    def download(name, allow_patterns):
+    def download(name, allow_patterns, local_files_only):
         calls.append((name, allow_patterns))
         return str(golden / "encoder_bert")
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ FILES = (
     "special_tokens_map.json",
     "vocab.txt",
 )
+_CONNECT_SECONDS = 3
 
 # Our path of parameters -> name of the Hugging Face tensors. A module's ".weight" and ".bias" are
 # our "kernel" (transposed) or "scale", and "bias"; three modules lie side by side in one kernel.
@@ -158,7 +162,11 @@ def resolve_folder(folder_or_hub_name: str | Path) -> Path:
     from huggingface_hub import errors
 
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(FILES)))
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, allow_patterns=list(FILES), local_files_only=not _hub_is_near()
+            )
+        )
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ValueError(
             f"{name!r} is neither a folder here nor a model on the Hugging Face hub: check the name"
@@ -168,6 +176,20 @@ def resolve_folder(folder_or_hub_name: str | Path) -> Path:
             f"no folder {name!r} here, and no network to fetch the model of that name, which is "
             "not in the local Hugging Face cache: connect once, or give the folder of a copy"
         ) from error
+
+
+def _hub_is_near() -> bool:
+    """False where a connection fails at once: the library itself would try for many seconds."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or urllib.request.getproxies():
+        return True  # the library knows what to do
+    hub = urllib.parse.urlsplit(constants.ENDPOINT)
+    try:
+        socket.create_connection((hub.hostname, hub.port or 443), _CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _name_table(
