@@ -147,6 +147,22 @@ def test_bad_rows(tmp_path, name, content, expected):
 
 
 @pytest.mark.parametrize(
+    ("name", "good", "wrong"),
+    [("train.tsv", "a\tb\n", "a\n"), ("train.jsonl", '{"text": "a", "labels": ["b"]}\n', "{\n")],
+)
+def test_bad_rows_are_listed_together(tmp_path, name, good, wrong):
+    write(tmp_path / name, good + wrong + good + wrong + '{"text": 3}\n')
+    with pytest.raises(formats.DataError, match=r"^3 bad rows:\n") as error:
+        formats.load(tmp_path)
+    found = re.findall(rf"{name}, line (\d+): found", str(error.value))
+    assert found == ["2", "4", "5"]
+    write(tmp_path / name, good + 30 * wrong)
+    with pytest.raises(formats.DataError, match="the first 20 bad rows") as error:
+        formats.load(tmp_path)
+    assert str(error.value).count("\n") == 20 and ", line 21: " in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("content", "expected"),
     [
         (

@@ -13,6 +13,7 @@ from absl import logging
 
 _Result = TypeVar("_Result")
 _BLOCK_BYTES = 1 << 24
+_MOST_BAD_ROWS = 20
 _BROKEN = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
@@ -24,6 +25,38 @@ def problem(path: Path, line: int | None, found: str, expected: str, advice: str
     """Returns the error that names file, line, what was found, what was expected, what to do."""
     where = str(path) if line is None else f"{path}, line {line}"
     return DataError(f"{where}: found {found}; expected {expected}. {advice}")
+
+
+class BadRows:
+    """Errors of single rows, collected so that one run names them all, or the first 20."""
+
+    def __init__(self) -> None:
+        """None so far."""
+        self._errors: list[DataError] = []
+
+    def add(self, error: DataError) -> None:
+        """Keep an error and go on.
+
+        Raises:
+          DataError: these are enough.
+        """
+        self._errors.append(error)
+        if len(self._errors) == _MOST_BAD_ROWS:
+            self.check()
+
+    def check(self) -> None:
+        """Refuse the file if a row was bad.
+
+        Raises:
+          DataError: the error of the one bad row, or a list.
+        """
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        if self._errors:
+            most = len(self._errors) == _MOST_BAD_ROWS
+            number = f"the first {_MOST_BAD_ROWS}" if most else f"{len(self._errors)}"
+            rows = "\n".join(f"  {error}" for error in self._errors)
+            raise DataError(f"{number} bad rows:\n{rows}")
 
 
 def listed(numbers: list[int]) -> str:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_jax.data.files import lines, listed, problem, with_encodings
+from xmc_jax.data.files import BadRows, lines, listed, problem, with_encodings
 from xmc_jax.data.raw_readers import TextPlace, json_rows
 from xmc_jax.data.texts import LineTexts, clean
 
 _CSV_FIELD_CHARACTERS = 1 << 24
 _ADVICE = "Write one text and its labels a line: text<TAB>label|label; in CSV text,label|label."
 Label = str | int
+Row = tuple[int, str, Sequence[Label]]  # its line, its text, its labels
 
 
 @dataclasses.dataclass
@@ -50,7 +51,7 @@ def read_rows(path: Path, role: str, place: TextPlace) -> OwnRows:
     """Reads a file by its ending.
 
     Raises:
-      DataError: a broken row, ids mixed with texts, no rows; with file and line.
+      DataError: broken rows (the first 20), ids mixed with texts, no rows; with file and line.
     """
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     parse = {"tsv": _tsv_rows, "csv": _csv_rows}.get(kind, _json_lines_rows)
@@ -67,8 +68,9 @@ def _collect(path: Path, role: str, place: TextPlace, parse, encoding: str) -> O
     numbers: dict[Label, int] = {}  # of this file alone: a second encoding starts afresh
     codes, indptr = array.array("i"), array.array("q", [0])
     at, first_lines, empty = array.array("q"), array.array("q"), []
+    bad = BadRows()
     with place.writer(role) as writer:
-        for line, text, labels in parse(path, encoding):
+        for line, text, labels in parse(path, encoding, bad):
             text = clean(text).strip()
             writer.append(text)
             if not text:
@@ -81,6 +83,7 @@ def _collect(path: Path, role: str, place: TextPlace, parse, encoding: str) -> O
                 codes.append(code)
             indptr.append(len(codes))
             at.append(line)
+        bad.check()
         texts = writer.close()
     notes = [f"{path.name}: {len(empty)} empty texts (lines {listed(empty)})"] if empty else []
     arrays = [np.array(values) for values in (codes, indptr, at, first_lines)]
@@ -99,26 +102,20 @@ def _check_kind(path: Path, line: int, label: Label, numbers: dict[Label, int]) 
         )
 
 
-def _json_lines_rows(path: Path, encoding: str) -> Iterator[tuple[int, str, Sequence[Label]]]:
-    for line, row in json_rows(path, encoding):
+def _json_lines_rows(path: Path, encoding: str, bad: BadRows) -> Iterator[Row]:
+    for line, row in json_rows(path, encoding, bad):
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise problem(
-                path,
-                line,
-                repr(row)[:60],
-                "an object with a string 'text'",
-                'Write {"text": "...", "labels": [...]} on each line.',
-            )
+            found, expected = repr(row)[:60], "an object with a string 'text'"
+            advice = 'Write {"text": "...", "labels": [...]} on each line.'
+            bad.add(problem(path, line, found, expected, advice))
+            continue
         labels = row.get("labels")
         labels = [] if labels is None else labels if isinstance(labels, list) else [labels]
         if not all(type(label) in (str, int) for label in labels):
-            raise problem(
-                path,
-                line,
-                f"labels {labels!r}"[:60],
-                "a list of ids or of label texts",
-                "Ids are line numbers of labels.txt, from 0.",
-            )
+            found, expected = f"labels {labels!r}"[:60], "a list of ids or of label texts"
+            advice = "Ids are line numbers of labels.txt, from 0."
+            bad.add(problem(path, line, found, expected, advice))
+            continue
         yield line, row["text"], _tidy(labels)
 
 
@@ -127,16 +124,16 @@ def _tidy(labels: Sequence[Label]) -> list[Label]:
     return [label for label in tidy if label != ""]
 
 
-def _tsv_rows(path: Path, encoding: str) -> Iterator[tuple[int, str, Sequence[Label]]]:
+def _tsv_rows(path: Path, encoding: str, bad: BadRows) -> Iterator[Row]:
     numbered = enumerate(lines(path), 1)
     decoded = ((number, line.decode(encoding)) for number, line in numbered)
-    return _table_rows(path, ((number, line.split("\t")) for number, line in decoded))
+    return _table_rows(path, ((number, line.split("\t")) for number, line in decoded), bad)
 
 
-def _csv_rows(path: Path, encoding: str) -> Iterator[tuple[int, str, Sequence[Label]]]:
+def _csv_rows(path: Path, encoding: str, bad: BadRows) -> Iterator[Row]:
     limit = csv.field_size_limit(_CSV_FIELD_CHARACTERS)  # the default refuses long documents
     try:
-        yield from _table_rows(path, _csv_fields(path, encoding))
+        yield from _table_rows(path, _csv_fields(path, encoding), bad)
     finally:
         csv.field_size_limit(limit)
 
@@ -159,9 +156,7 @@ def _csv_fields(path: Path, encoding: str) -> Iterator[tuple[int, list[str]]]:
         yield reader.line_num, fields
 
 
-def _table_rows(
-    path: Path, rows: Iterator[tuple[int, list[str]]]
-) -> Iterator[tuple[int, str, Sequence[Label]]]:
+def _table_rows(path: Path, rows: Iterator[tuple[int, list[str]]], bad: BadRows) -> Iterator[Row]:
     """Turns fields into texts and labels; blank lines are skipped, a header names the columns."""
     text_column, label_column, width, begun = 0, 1, 2, False
     for line, fields in rows:
@@ -175,5 +170,6 @@ def _table_rows(
                 label_column = names.index("labels" if "labels" in names else "label")
                 continue
         if len(fields) != width:
-            raise problem(path, line, f"{len(fields)} columns", f"{width}", _ADVICE)
+            bad.add(problem(path, line, f"{len(fields)} columns", f"{width}", _ADVICE))
+            continue
         yield line, fields[text_column], _tidy(fields[label_column].split("|"))

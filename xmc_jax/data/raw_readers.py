@@ -12,7 +12,7 @@ import numpy as np
 
 from xmc_jax.data import label_files
 from xmc_jax.data.dataset import Dataset, Split, make_dataset
-from xmc_jax.data.files import lines, listed, problem, with_encodings
+from xmc_jax.data.files import BadRows, lines, listed, problem, with_encodings
 from xmc_jax.data.label_files import RawLabels
 from xmc_jax.data.layouts import JSON, Layout
 from xmc_jax.data.texts import LineTexts, LineWriter
@@ -56,8 +56,13 @@ def read_public(layout: Layout, recipe: str, place: TextPlace) -> Dataset:
     return make_dataset(layout.name, *splits, label_texts, notes)
 
 
-def json_rows(path: Path, encoding: str) -> Iterator[tuple[int, object]]:
-    """Yields (line number, object) of a JSON Lines file; blank lines may stand at its end only."""
+def json_rows(
+    path: Path, encoding: str, bad: BadRows | None = None
+) -> Iterator[tuple[int, object]]:
+    """Yields (line number, object) of a JSON Lines file; blank lines may stand at its end only.
+
+    Lines that are not JSON go to ``bad``, if it is given.
+    """
     blank = None
     for number, line in enumerate(lines(path), 1):
         if not line.strip():
@@ -67,15 +72,20 @@ def json_rows(path: Path, encoding: str) -> Iterator[tuple[int, object]]:
             raise problem(path, blank, "a blank line", "one JSON object a line", "Remove it.")
         text = line.decode(encoding)
         try:
-            yield number, json.loads(text)
+            row = json.loads(text)
         except json.JSONDecodeError as error:
-            raise problem(
+            wrong = problem(
                 path,
                 number,
                 f"{text[:60]!r} ({error})",
                 "one JSON object a line",
                 "The file may be cut short, or be one JSON array: write one object a line.",
-            ) from error
+            )
+            if bad is None:
+                raise wrong from error
+            bad.add(wrong)
+            continue
+        yield number, row
 
 
 def _make_text(row: object, recipe: str, path: Path, number: int) -> str:
