@@ -190,8 +190,9 @@ def _small(config: ConfigDict, entry: catalog.Entry) -> None:
         config.lr.weight_decay = 0.5
         config.clf.loss = "decoupled_softmax+bce"
     elif entry.name == "LF-MobyTitles":
-        config.batch_size, config.pool_size, config.epochs = 1024, 2304, 30
-        config.head_dim = 256
+        config.batch_size, config.pool_size, config.epochs = 512, 2560, 30
+        config.beta, config.head_dim = 5, 256  # 69 labels a point
+        config.lr.encoder, config.lr.heads, config.lr.table = 1e-2, 3e-3, 5e-3
         config.held_out_share = 0.05
         config.eval_epochs = 10
         config.encoder.token_dropout = 0.0
