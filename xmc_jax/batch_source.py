@@ -160,4 +160,4 @@ class BatchSource:
         queries = self.epoch_queries(epoch)
         drawn = np.linspace(0, len(queries) - 1, min(SAMPLED_BATCHES, len(queries))).astype(int)
         counts = [int(self._make(queries[i], epoch, i)[1]["rows"]) for i in drawn]
-        return packing.ladder(counts, top=worst, steps=3, multiple=max(1, worst // 64))
+        return packing.ladder(counts, top=worst, steps=4, multiple=max(1, worst // 128))
