@@ -87,6 +87,7 @@ def _common(dataset: str) -> ConfigDict:
     config.encoder = ConfigDict()
     config.encoder.name = DISTILBERT  # "bag", a hub name or a local folder
     config.encoder.pooling = "mean"  # or cls [ours]
+    config.encoder.freeze = 0  # lowest layers that are not trained, run once and cached [ours]
     config.encoder.compute_dtype = "float32"  # or bfloat16; parameters stay float32
     config.encoder.remat = False  # recompute activations in the backward pass
     config.encoder.dim = 256  # of the bag encoder without embeddings [ours]

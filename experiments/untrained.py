@@ -9,8 +9,9 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from xmc_jax import build, plan, runs, training_data
+from xmc_jax import build, plan, training_data
 from xmc_jax.batch_source import BatchSource
+from xmc_jax.data.texts import JoinedTexts
 from xmc_jax.embedding import Embedder
 from xmc_jax.train_loop import Run
 
@@ -45,7 +46,7 @@ def make(config: ConfigDict, folder: Path, laps: Laps | None = None) -> tuple[Ru
     dataset, entry, _ = training_data.read_dataset(config)
     resolved, _ = plan.resolve(config, dataset)
     laps.lap("read")
-    texts = runs.Texts(dataset.train.texts, dataset.label_texts)
+    texts = JoinedTexts(dataset.train.texts, dataset.label_texts)
     tokenizer = build.tokenizer(resolved, texts, folder / "tokenizer")
     laps.lap("tokenizer")
     for collection in (dataset.train.texts, dataset.label_texts):

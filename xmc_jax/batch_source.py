@@ -144,7 +144,7 @@ class BatchSource:
         stats = dict(pool.stats)
         stats["tokens"] = float(lengths.sum())
         stats["rows"] = float(rows)
-        stats["packing"] = float(lengths.sum()) / tokens.ids.size
+        stats["packing"] = float(lengths.sum()) / tokens.segment_ids.size
         return StepBatch(tokens, pool.ids, pool.targets, pool.where), stats, label_rows
 
     def _row_ladder(self) -> tuple[int, ...]:

@@ -12,8 +12,9 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from xmc_jax import losses
+from xmc_jax import frozen, losses
 from xmc_jax.data import tokenizer as tokenizers
+from xmc_jax.embedding import CHUNK_TEXTS, Embedder
 from xmc_jax.models import pretrained
 from xmc_jax.models.bag import BagEncoder
 from xmc_jax.models.transformer import TransformerConfig, TransformerEncoder
@@ -96,7 +97,8 @@ def encoder(
 
     Raises:
       ValueError: a pretrained folder that cannot be read, whose tokenizer knows more tokens than
-        its embeddings, or whose positions are fewer than ``config.max_length``.
+        its embeddings, whose positions are fewer than ``config.max_length``, or whose layers are
+        fewer than ``config.encoder.freeze``.
     """
     options = config.encoder
     if options.name != "bag":
@@ -107,6 +109,7 @@ def encoder(
             remat=options.remat,
         )
         shape = made.config
+        _check_freeze(config, shape.num_layers)
         _check_tokens(options.name, vocab_size, shape.vocab_size)
         if config.max_length > shape.max_positions:
             raise ValueError(
@@ -127,6 +130,20 @@ def encoder(
         return {**params, "tokens": {"embedding": params["tokens"]["embedding"] * seen}}
 
     return made, init
+
+
+def _check_freeze(config: ConfigDict, num_layers: int) -> None:
+    freeze = config.encoder.freeze
+    if freeze > num_layers:
+        raise ValueError(
+            f"config.encoder.freeze = {freeze}: {config.encoder.name} has {num_layers} layers; "
+            f"expected 0 (none) to {num_layers} (the whole encoder)."
+        )
+    if freeze == num_layers and not config.head_dim:
+        raise ValueError(
+            f"config.encoder.freeze = {freeze} freezes all layers, and config.head_dim = "
+            f"{config.head_dim} leaves no head to train: set --config.head_dim, to 384 for example."
+        )
 
 
 def _check_tokens(folder: str, vocab_size: int, embeddings: int) -> None:
@@ -150,6 +167,12 @@ def restore_encoder(description: dict[str, Any]) -> Any:
         return BagEncoder(**fields)
     fields["config"] = TransformerConfig(**fields["config"])
     return TransformerEncoder(**fields)
+
+
+def embedder(config: ConfigDict, made: UniDEC) -> Embedder:
+    """For a model; a chunk of pooled vectors has no more places than texts."""
+    options = {"chunk_tokens": CHUNK_TEXTS} if frozen.reads_pooled(made.encoder) else {}
+    return Embedder(made, row_length=config.row_length, **options)
 
 
 def model(config: ConfigDict, made: Any) -> UniDEC:

@@ -11,6 +11,9 @@ from tqdm import tqdm
 
 from xmc_jax.data import packing
 from xmc_jax.data.corpus import TokenStore
+from xmc_jax.tokens import TokenBatch
+
+CHUNK_TEXTS = 2048
 
 
 class Embedder:
@@ -21,7 +24,12 @@ class Embedder:
     """
 
     def __init__(
-        self, model: Any, *, row_length: int, chunk_tokens: int = 24576, chunk_texts: int = 2048
+        self,
+        model: Any,
+        *,
+        row_length: int,
+        chunk_tokens: int = 24576,
+        chunk_texts: int = CHUNK_TEXTS,
     ) -> None:
         """Prepare the jitted function.
 
@@ -62,27 +70,39 @@ class Embedder:
         found = tuple(np.zeros((len(rows), self.model.dim), np.float32) for _ in range(outputs))
         bar = tqdm(total=len(rows), desc="embedding", unit=" texts", delay=2, leave=False)
         with bar:
-            for start, stop, tokens in self._chunks(store, rows):
+            parts = chunks(store, rows, self._rows, self._texts, **self._packing)
+            for start, stop, tokens in parts:
                 result = function(params, tokens)
                 for array, part in zip(found, result if outputs > 1 else (result,)):
                     array[start:stop] = np.asarray(part)[: stop - start]
                 bar.update(stop - start)
         return found
 
-    def _chunks(self, store: TokenStore, rows: np.ndarray) -> Iterator[tuple[int, int, Any]]:
-        """Consecutive ranges of rows that fit, each packed into the one shape."""
-        lengths = np.asarray(store.lengths(rows), np.int64)
-        ends = np.cumsum(lengths)
-        capacity = self._rows * self._packing["row_length"]
-        start = 0
-        while start < len(rows):
-            before = ends[start - 1] if start else 0
-            stop = int(np.searchsorted(ends, before + capacity, side="right"))
-            stop = min(max(stop, start + 1), start + self._texts, len(rows))
-            while (needed := packing.count_rows(lengths[start:stop], **self._packing)) > self._rows:
-                stop = start + (stop - start) * self._rows // needed
-            padded = np.full(self._texts, -1, np.int64)
-            padded[: stop - start] = rows[start:stop]
-            flat, sizes = store.gather(padded)
-            yield start, stop, packing.pack(flat, sizes, num_rows=self._rows, **self._packing)
-            start = stop
+
+def chunks(
+    store: TokenStore, rows: np.ndarray, num_rows: int, num_texts: int, **options: int
+) -> Iterator[tuple[int, int, TokenBatch]]:
+    """Consecutive ranges ``start, stop`` of ``rows`` that fit, each packed into the one shape.
+
+    Args:
+      store: the texts.
+      rows: ``[n]`` which of them.
+      num_rows: packed rows of a chunk.
+      num_texts: texts of a chunk, at most.
+      **options: ``row_length`` and ``max_segments`` of ``packing.pack``.
+    """
+    lengths = np.asarray(store.lengths(rows), np.int64)
+    ends = np.cumsum(lengths)
+    capacity = num_rows * options["row_length"]
+    start = 0
+    while start < len(rows):
+        before = ends[start - 1] if start else 0
+        stop = int(np.searchsorted(ends, before + capacity, side="right"))
+        stop = min(max(stop, start + 1), start + num_texts, len(rows))
+        while (needed := packing.count_rows(lengths[start:stop], **options)) > num_rows:
+            stop = start + (stop - start) * num_rows // needed
+        padded = np.full(num_texts, -1, np.int64)
+        padded[: stop - start] = rows[start:stop]
+        flat, sizes = store.gather(padded)
+        yield start, stop, packing.pack(flat, sizes, num_rows=num_rows, **options)
+        start = stop

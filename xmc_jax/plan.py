@@ -58,6 +58,7 @@ BOUNDS = {  # at least, at most
     "clf.bce_weight": (0, None),
     "encoder.dim": (1, None),
     "encoder.dropout": (0, 0.99),
+    "encoder.freeze": (0, None),
     "encoder.vocab_size": (256, None),
     "lr.encoder": (0, None),
     "lr.heads": (0, None),
@@ -92,6 +93,11 @@ def check(config: ConfigDict) -> None:
             continue
         expected = f"at least {low}" if high is None else f"{low} to {high}"
         raise PlanError(f"config.{field} = {value!r}: expected {expected}.")
+    if config.encoder.freeze and config.encoder.name == "bag":
+        raise PlanError(
+            f"config.encoder.freeze = {config.encoder.freeze}: a bag of tokens has no layers to "
+            "freeze. Set it to 0, or take a pretrained encoder: --config.encoder.name=FOLDER."
+        )
     if config.batching == "joined":
         batches.cluster_size(0, config.cluster_schedule)  # raises for a wrong schedule
 
@@ -122,8 +128,8 @@ def resolve(config: ConfigDict, dataset: Dataset) -> tuple[ConfigDict, dict[str,
             section[name] = value
             chosen[title] = value
 
-    on_cpu = jax.default_backend() == "cpu"
-    fill(config.encoder, "name", "bag" if on_cpu else "distilbert-base-uncased", "encoder.name")
+    use_bag = jax.default_backend() == "cpu" and not config.encoder.freeze
+    fill(config.encoder, "name", "bag" if use_bag else "distilbert-base-uncased", "encoder.name")
     fill(config, "max_length", _max_length(dataset), "max_length")
     fill(config, "batch_size", _batch_size(rows), "batch_size")
     fill(config, "pool_size", 10 * config.batch_size, "pool_size")

@@ -168,12 +168,13 @@ class Predictor:
         if isinstance(texts, str):  # its letters would be taken for texts
             raise ValueError(f"found one string, {texts[:40]!r}; expected a list of texts: [text].")
         config = self._run.config
-        return corpus.encode(
+        tokens = corpus.encode(
             texts,
             self._run.tokenizer,
             max_length=config.max_length,
             special_tokens=config.encoder.name != "bag",
         )
+        return self._run.frozen(tokens, keep=False) if self._run.frozen else tokens
 
     def _most_repeated(self) -> int:
         if not hasattr(self, "_repeated"):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import statistics
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from xmc_jax import (
     build,
     checkpoints,
     evaluation,
+    frozen,
     label_pool,
     memory,
     metrics,
@@ -101,14 +101,18 @@ def _prepare(
     else:
         resolved = ConfigDict({**meta["resolved"], "data": config.data})
         _check_digest(folder, meta, dataset.digest, source)
-    texts = Texts(dataset.train.texts, dataset.label_texts)
+    texts = text_files.JoinedTexts(dataset.train.texts, dataset.label_texts)
     tokenizer = build.tokenizer(resolved, texts, folder / "tokenizer")
     data = training_data.load(resolved, dataset, entry, tokenizer)
     counts = training_data.token_counts(
         (data.train_tokens, data.label_tokens), tokenizer.get_vocab_size()
     )
-    data = augmentation.augment(resolved, data)
     encoder, init_encoder = build.encoder(resolved, tokenizer.get_vocab_size(), counts)
+    if resolved.encoder.freeze:
+        whole = init_encoder(jax.random.key(resolved.seed))
+        lower, encoder, rest = frozen.split_run(resolved, folder, encoder, whole)
+        data, init_encoder = frozen.freeze(data, lower), lambda key: rest
+    data = augmentation.augment(resolved, data)
     model = build.model(resolved, encoder)
     run = Run(
         config=resolved,
@@ -116,7 +120,7 @@ def _prepare(
         data=data,
         model=model,
         source=BatchSource(resolved, data, encoder.max_segments),
-        embedder=Embedder(model, row_length=resolved.row_length),
+        embedder=build.embedder(resolved, model),
         epochs=resolved.epochs,
     )
     params = model.init(jax.random.key(resolved.seed))
@@ -125,18 +129,6 @@ def _prepare(
     if meta is None:
         meta = _begin(run, step, params, config.to_dict(), source)
     return run, step, params, meta
-
-
-class Texts:
-    """Several collections of texts as one that can be read more than once."""
-
-    def __init__(self, *collections: Sequence[str]) -> None:
-        """Keep the collections."""
-        self._collections = collections
-
-    def __iter__(self) -> Iterator[str]:
-        """All texts, one collection after the other."""
-        return itertools.chain(*self._collections)
 
 
 def _begin(
@@ -224,6 +216,8 @@ class OpenRun:
       table: classifier table as stored, or None.
       embedder: of its model.
       tokenizer: of the run.
+      data: what it was trained on, once it was loaded.
+      frozen: its frozen layers, where it has some.
     """
 
     folder: Path
@@ -235,6 +229,7 @@ class OpenRun:
     embedder: Embedder
     tokenizer: Any
     data: training_data.TrainingData | None = None
+    frozen: frozen.FrozenLayers | None = None
 
     def label_texts(self) -> text_files.LineTexts:
         """Texts of the labels, by id."""
@@ -252,11 +247,12 @@ class OpenRun:
                 if data:
                     raise
                 raise workdir.WorkdirError(
-                    f"{self.folder}: its data are not at {there} as when training began. Say where "
-                    f"they are now with --data=PATH. ({error})"
+                    f"{self.folder}: its data are not at {there} as when training began. Say where"
+                    f" they are now with --data=PATH. ({error})"
                 ) from error
             _check_digest(self.folder, self.meta, dataset.digest, source)
-            self.data = training_data.load(config, dataset, entry, self.tokenizer)
+            loaded = training_data.load(config, dataset, entry, self.tokenizer)
+            self.data = frozen.freeze(loaded, self.frozen) if self.frozen else loaded
         return self.data
 
 
@@ -294,9 +290,10 @@ def open_run(folder: Path, *, step: int | None = None, run: Run | None = None) -
         step=step,
         params=found["params"],
         table=found["table"],
-        embedder=run.embedder if run else Embedder(model, row_length=config.row_length),
+        embedder=run.embedder if run else build.embedder(config, model),
         tokenizer=tokenizers.load_tokenizer(folder / "tokenizer"),
         data=run.data if run else None,
+        frozen=frozen.load(folder, model.encoder, row_length=config.row_length),
     )
 
 

@@ -13,7 +13,8 @@ class TokenBatch(NamedTuple):
     and JAX arrays on the device; models widen them.
 
     Attributes:
-      ids: ``[R, T]`` token ids; what stands in padding is never read.
+      ids: ``[R, T]`` token ids; what stands in padding is never read. ``[R, T, H]`` hidden states
+        where the lower layers of the encoder are frozen.
       segment_ids: ``[R, T]`` number of the text within its row, from 1; 0 = padding.
       positions: ``[R, T]`` place of the token within its text, from 0.
       text_row: ``[B]`` row of each text.

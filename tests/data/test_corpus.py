@@ -294,7 +294,7 @@ def test_damaged_store_is_built_again(damage, texts, tokenizer, tmp_path, caplog
     (store,) = tmp_path.iterdir()
     damage(store)
     assert all_ids(corpus.tokenize(texts, tokenizer, max_length=12, folder=tmp_path)) == expected
-    assert "tokenising again" in caplog.text
+    assert "making it again" in caplog.text
     assert list(tmp_path.iterdir()) == [store]
 
 

@@ -6,12 +6,13 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import shutil
 import tempfile
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ class TokenStore:
 
     Attributes:
       ids: ``[tokens]`` uint16, or uint32 where an id is above 65,535; memory-mapped if from disk.
+        ``[tokens, H]`` where hidden states stand in their place (``xmc_jax.frozen``).
       offsets: ``[n + 1]`` int64.
     """
 
@@ -118,7 +120,8 @@ class JoinedTokens:
         second_ids, second_lengths = self.second.gather(second)
         lengths = first_lengths + second_lengths
         of_second = np.repeat(second >= 0, lengths)
-        ids = np.empty(of_second.size, np.result_type(first_ids, second_ids))
+        shape = len(of_second), *first_ids.shape[1:]
+        ids = np.empty(shape, np.result_type(first_ids, second_ids))
         ids[~of_second], ids[of_second] = first_ids, second_ids
         return ids, lengths
 
@@ -165,12 +168,32 @@ def tokenize(
     settings = (
         f"{_LAYOUT} {backend.to_str()} {max_length} {special_tokens} {_content_digest(texts)}"
     )
-    path = Path(folder) / f"tokens-{hashlib.sha256(settings.encode()).hexdigest()[:20]}"
+    key = hashlib.sha256(settings.encode()).hexdigest()[:20]
+    return stored(
+        Path(folder) / f"tokens-{key}",
+        lambda: _token_blocks(texts, backend, special_tokens, num_workers),
+        len(texts),
+    )
+
+
+def stored(
+    path: Path, blocks: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], num_texts: int
+) -> TokenStore:
+    """Opens the store at ``path``, or writes it: under a temporary name, then renamed.
+
+    Args:
+      path: a folder whose name is a digest of all that the content depends on.
+      blocks: makes the content: (ids ``[tokens, ...]``, lengths ``[texts]``) of texts in order.
+      num_texts: how many texts there are.
+
+    Raises:
+      OSError: the disk is full or read-only; nothing half-written is left.
+    """
     if path.exists():
-        store = _open(path)
+        store = open_store(path)
         if store is not None:
             return store
-        logging.warning("token store %s is incomplete or damaged: tokenising again", path)
+        logging.warning("token store %s is incomplete or damaged: making it again", path)
         shutil.rmtree(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -183,15 +206,15 @@ def tokenize(
         ) from error
     try:
         temporary.chmod(0o755)  # mkdtemp's folders are closed to colleagues.
-        _write(temporary, _token_blocks(texts, backend, special_tokens, num_workers), len(texts))
+        _write(temporary, blocks(), num_texts)
         try:
             temporary.rename(path)
         except OSError:
-            if _open(path) is None:  # Else another process was faster, with the same result.
+            if open_store(path) is None:  # Else another process was faster, with the same result.
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    store = _open(path)
+    store = open_store(path)
     if store is None:
         raise OSError(f"token store {path} does not read back as it was written: check the disk")
     return store
@@ -202,10 +225,18 @@ def encode(
 ) -> TokenStore:
     """``tokenize`` in memory, for texts seen once: same ids, nothing written, no progress bar."""
     backend = _prepare(tokenizer, max_length, special_tokens)
-    blocks = [_encode_block(backend, *block, special_tokens) for block in _text_blocks(texts)]
-    ids = np.concatenate([np.empty(0, np.uint32), *(ids for ids, _ in blocks)])
-    lengths = np.concatenate([np.zeros(1, np.int64), *(lengths for _, lengths in blocks)])
-    return TokenStore(ids.astype(_id_dtype(backend)), np.cumsum(lengths))
+    blocks = (_encode_block(backend, *block, special_tokens) for block in _text_blocks(texts))
+    store = joined(blocks, np.empty(0, np.uint32))
+    return TokenStore(store.ids.astype(_id_dtype(backend)), store.offsets)
+
+
+def joined(blocks: Iterable[tuple[np.ndarray, np.ndarray]], none: np.ndarray) -> TokenStore:
+    """A store in memory of blocks as for `stored`; ``none`` is an empty array of their type."""
+    values, lengths = [none], [np.zeros(1, np.int64)]
+    for block, block_lengths in blocks:
+        values.append(block)
+        lengths.append(block_lengths)
+    return TokenStore(np.concatenate(values), np.cumsum(np.concatenate(lengths)))
 
 
 def _prepare(tokenizer: Any, max_length: int, special_tokens: bool) -> Tokenizer:
@@ -299,10 +330,10 @@ def _token_blocks(
 def _write(folder: Path, blocks: Iterable[tuple[np.ndarray, np.ndarray]], num_texts: int) -> None:
     offsets = np.zeros(num_texts + 1, np.int64)
     done = checksum = 0
-    dtype = np.dtype(np.uint16)
+    dtype, width = np.dtype(np.uint16), ()
     with (folder / "ids.bin").open("wb") as file:
         for ids, lengths in blocks:
-            dtype = ids.dtype
+            dtype, width = ids.dtype, ids.shape[1:]
             offsets[done + 1 : done + 1 + len(lengths)] = lengths
             done += len(lengths)
             checksum = zlib.crc32(ids, checksum)
@@ -315,28 +346,31 @@ def _write(folder: Path, blocks: Iterable[tuple[np.ndarray, np.ndarray]], num_te
         "num_texts": num_texts,
         "num_tokens": int(offsets[-1]),
         "dtype": dtype.name,
+        "width": width,
         "ids_crc32": checksum,
         "offsets_crc32": zlib.crc32(offsets),
     }
     (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
 
-def _open(folder: Path) -> TokenStore | None:
+def open_store(folder: Path) -> TokenStore | None:
     """The store in the folder, or None if it is not exactly what was written."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        ids = _map(folder / "ids.bin", np.dtype(meta["dtype"]), meta["num_tokens"])
-        offsets = _map(folder / "offsets.bin", np.dtype(np.int64), meta["num_texts"] + 1)
+        shape = (meta["num_tokens"], *meta.get("width", ()))
+        ids = _map(folder / "ids.bin", np.dtype(meta["dtype"]), shape)
+        offsets = _map(folder / "offsets.bin", np.dtype(np.int64), (meta["num_texts"] + 1,))
         checked = [_crc32(folder / f"{name}.bin") == meta[f"{name}_crc32"] for name in _FILES]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return TokenStore(ids, offsets) if all(checked) else None
 
 
-def _map(path: Path, dtype: np.dtype, size: int) -> np.ndarray:
-    if path.stat().st_size != size * dtype.itemsize:
-        raise ValueError(f"{path}: {path.stat().st_size} bytes, expected {size * dtype.itemsize}")
-    return np.memmap(path, dtype, mode="r", shape=(size,)) if size else np.empty(0, dtype)
+def _map(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    size = math.prod(shape) * dtype.itemsize
+    if path.stat().st_size != size:
+        raise ValueError(f"{path}: {path.stat().st_size} bytes, expected {size}")
+    return np.memmap(path, dtype, mode="r", shape=shape) if size else np.empty(shape, dtype)
 
 
 def _crc32(path: Path) -> int:

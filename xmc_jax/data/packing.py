@@ -29,7 +29,8 @@ def pack(
     same input gives the same rows.
 
     Args:
-      flat_ids: ``[sum(lengths)]`` token ids, text after text, as from ``TokenStore.gather``.
+      flat_ids: ``[sum(lengths)]`` token ids, text after text, as from ``TokenStore.gather``;
+        further axes are carried along.
       lengths: ``[B]`` tokens of each text; 0 = an empty slot.
       row_length: tokens a row.
       max_segments: most texts a row, at most 255.
@@ -56,6 +57,25 @@ def pack(
         )
     order, text_row, text_segment = _place(lengths, plan)
     return _fill(flat_ids, lengths, order, text_row, text_segment, (num_rows, row_length))
+
+
+def unpack(tokens: TokenBatch, values: np.ndarray) -> np.ndarray:
+    """The inverse of ``pack`` for what a model makes of each token.
+
+    Args:
+      tokens: the batch, NumPy arrays.
+      values: ``[R, T, ...]``.
+
+    Returns:
+      ``[sum(lengths), ...]``, text after text.
+    """
+    text_of = np.zeros((len(tokens.ids), 256), np.int64)  # of each row and segment
+    texts = np.flatnonzero(tokens.text_segment)
+    text_of[tokens.text_row[texts], tokens.text_segment[texts]] = texts
+    row, column = np.nonzero(tokens.segment_ids)
+    # The tokens of a text lie side by side, in order.
+    order = np.argsort(text_of[row, tokens.segment_ids[row, column]], kind="stable")
+    return values[row[order], column[order]]
 
 
 def one_text_a_row(flat_ids: np.ndarray, lengths: np.ndarray, *, row_length: int) -> TokenBatch:
@@ -287,7 +307,7 @@ def _fill(
 ) -> TokenBatch:
     """Writes the texts, in the order of rows, into the cells that are not padding."""
     flat_ids = np.asarray(flat_ids)
-    if flat_ids.shape != (lengths.sum(),):
+    if flat_ids.shape[:1] != (lengths.sum(),):
         raise ValueError(f"lengths add up to {lengths.sum()}, flat_ids has shape {flat_ids.shape}")
     used = np.bincount(text_row, weights=lengths, minlength=shape[0])  # [R] tokens
     cells = np.arange(shape[1], dtype=np.float64) < used[:, None]  # [R, T]
@@ -299,7 +319,7 @@ def _fill(
     positions = np.arange(len(sources)).astype(np.uint16)
     positions -= np.repeat(starts.astype(np.uint16), sizes)
     batch = TokenBatch(
-        np.zeros(shape, flat_ids.dtype),
+        np.zeros((*shape, *flat_ids.shape[1:]), flat_ids.dtype),
         np.zeros(shape, np.uint8),
         np.zeros(shape, np.uint16),
         text_row,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import itertools
 import mmap
 import os
 import re
@@ -244,3 +245,15 @@ def _line_offsets(buffer: mmap.mmap | bytes) -> np.ndarray:
     if size and buffer[size - 1] != 10:  # as if the last line had its end
         offsets = np.append(offsets, size + 1)
     return offsets
+
+
+class JoinedTexts:
+    """Several collections of texts as one that can be read more than once."""
+
+    def __init__(self, *collections: Sequence[str]) -> None:
+        """Keep the collections."""
+        self._collections = collections
+
+    def __iter__(self) -> Iterator[str]:
+        """All texts, one collection after the other."""
+        return itertools.chain(*self._collections)

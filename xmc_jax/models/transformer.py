@@ -143,6 +143,9 @@ class TransformerEncoder:
         in float64.
       remat: recompute each layer in the backward pass (jax.checkpoint): memory of one layer.
       max_segments: the most texts a row can hold.
+      start: layers that are not there, from the embeddings up: ``ids`` are then the hidden states
+        that layer ``start - 1`` puts out, ``[R, T, H]``; of all layers (start = num_layers), one
+        pooled vector a text in place of its tokens.
       attention: "xla", or "cudnn" for the fused kernel of jax.nn.dot_product_attention on NVIDIA
         GPUs (bfloat16 only; in training the config's attention_dropout must be 0).
     """
@@ -153,6 +156,7 @@ class TransformerEncoder:
     remat: bool = False
     max_segments: int = 32
     attention: str = "xla"
+    start: int = 0
 
     def __post_init__(self) -> None:
         _require_one_of("pooling", self.pooling, POOLINGS)
@@ -170,9 +174,11 @@ class TransformerEncoder:
 
     def init(self, key: jax.Array) -> Params:
         """Draws parameters: weights N(0, initializer_range), biases 0, norms 1."""
-        ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+        positions = ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
         mask = jax.ShapeDtypeStruct((1, 1, 1), jnp.bool_)
-        return _Transformer(self).lazy_init(key, ids, ids, mask)["params"]
+        if self.start:
+            ids = jax.ShapeDtypeStruct((1, 1, self.dim), jnp.float32)
+        return _Transformer(self).lazy_init(key, ids, positions, mask).get("params", {})
 
     def apply(
         self,
@@ -215,17 +221,18 @@ class TransformerEncoder:
 
         What stands in padding (segment 0) is not read; its own states are finite and mean nothing.
         """
-        ids, segments, positions = (
-            jnp.asarray(x).astype(jnp.int32) for x in (ids, segment_ids, positions)
-        )
-        if not ids.shape == segments.shape == positions.shape or ids.ndim != 2:
+        ids = jnp.asarray(ids) if self.start else jnp.asarray(ids).astype(jnp.int32)
+        segments, positions = (jnp.asarray(x).astype(jnp.int32) for x in (segment_ids, positions))
+        vector = (self.dim,) if self.start else ()
+        if ids.shape != (*segments.shape, *vector) or not segments.shape == positions.shape:
             raise ValueError(
                 f"ids {ids.shape}, segment_ids {segments.shape}, positions {positions.shape}; "
-                "expected three arrays [R, T]"
+                f"expected three arrays [R, T]{' (ids: [R, T, H])' if self.start else ''}"
             )
         real = segments > 0
         mask = (segments[:, :, None] == segments[:, None, :]) & real[:, :, None]  # [R, T, T]
-        ids, positions = jnp.where(real, ids, 0), jnp.where(real, positions, 0)
+        ids = jnp.where(real[..., None] if self.start else real, ids, 0)
+        positions = jnp.where(real, positions, 0)
         return self._run(params, ids, positions, mask, require_key(train, key), train)
 
     def encode_padded(
@@ -272,9 +279,12 @@ class _Transformer(nn.Module):
 
     @nn.compact
     def __call__(self, ids: jax.Array, positions: jax.Array, mask: jax.Array) -> jax.Array:
-        x = _Embeddings(self.encoder, self.train, name="embeddings")(ids, positions)
+        if self.encoder.start:
+            x = ids.astype(self.encoder.compute_dtype)
+        else:
+            x = _Embeddings(self.encoder, self.train, name="embeddings")(ids, positions)
         layer = nn.remat(_Layer) if self.encoder.remat else _Layer
-        for i in range(self.encoder.config.num_layers):
+        for i in range(self.encoder.start, self.encoder.config.num_layers):
             x = layer(self.encoder, self.train, name=f"layer_{i}")(x, mask)
         return x
 
