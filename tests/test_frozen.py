@@ -21,7 +21,7 @@ from xmc_jax.models import pretrained
 from xmc_jax.models.transformer import TransformerConfig, TransformerEncoder
 from xmc_jax.models.unidec import UniDEC
 
-LAYERS, ROW = 3, 24
+LAYERS, ROW = 2, 24
 SHAPE = TransformerConfig(
     family="bert",
     vocab_size=400,
@@ -65,8 +65,7 @@ def token_store(seed: int, count: int) -> corpus.TokenStore:
     return corpus.TokenStore(ids, np.concatenate([[0], np.cumsum(lengths)]))
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-@pytest.mark.parametrize("layers", range(1, LAYERS + 1))
+@pytest.mark.parametrize(("layers", "pooling"), [(1, "cls"), (LAYERS, "mean"), (LAYERS, "cls")])
 def test_values_and_gradients_are_those_of_the_whole_encoder(layers, pooling):
     encoder = TransformerEncoder(SHAPE, pooling=pooling)
     params = encoder.init(jax.random.key(0))
@@ -109,13 +108,11 @@ def test_values_and_gradients_are_those_of_the_whole_encoder(layers, pooling):
 def test_stores_on_disk_and_in_memory_are_equal(tmp_path, monkeypatch):
     monkeypatch.setenv("XMC_CACHE", str(tmp_path))
     encoder = TransformerEncoder(SHAPE)
-    for layers, vectors in ((1, 200), (LAYERS, 3)):
-        lower, _, _ = frozen.split(encoder, encoder.init(jax.random.key(0)), layers, row_length=ROW)
-        tokens = token_store(5, 3)
-        tokens = token_store(5, 40) if layers == 1 else tokens
-        vectors = len(tokens) if layers == LAYERS else len(tokens.ids)
+    params, tokens = encoder.init(jax.random.key(0)), token_store(5, 40)
+    for layers, vectors in ((1, len(tokens.ids)), (LAYERS, 40)):
+        lower, _, _ = frozen.split(encoder, params, layers, row_length=ROW)
         in_memory = lower(tokens, keep=False)
-        assert not list(tmp_path.glob("hidden/*")) or layers == LAYERS
+        assert len(list(tmp_path.glob("hidden/*"))) == layers - 1  # nothing was written
         on_disk = lower(tokens)
         assert isinstance(on_disk.ids, np.memmap) and on_disk.ids.dtype == np.float16
         assert on_disk.ids.shape == (vectors, 16)
@@ -137,7 +134,7 @@ def test_too_little_room_is_said_before_anything_is_computed(tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("freeze", [2, LAYERS])
+@pytest.mark.parametrize("freeze", [pytest.param(1, marks=pytest.mark.slow), LAYERS])
 def test_a_run_resumes_exactly_and_predicts_new_texts(freeze, own_data, folder, tmp_path):
     source = shutil.copytree(folder, tmp_path / "encoder")
     made = config(own_data, source, freeze, epochs=2)

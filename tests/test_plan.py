@@ -103,7 +103,7 @@ def test_own_file_in_one_command(own_data, tmp_path):
     assert meta["epochs"] == epochs <= meta["resolved"]["epochs"]
     steps = int(re.search(r"(\d+) steps an epoch", done.stdout)[1])
     assert (tmp_path / "run/checkpoints" / str(epochs * steps)).is_dir()
-    assert "test rows: 60" in done.stdout
+    assert "test rows: 61" in done.stdout
 
 
 # Memory.
