@@ -68,6 +68,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
             _pretrained(config)
     if arg.embeddings:
         config.encoder.name, config.encoder.embeddings = "bag", arg.embeddings
+        if entry is not None and entry.name == "LF-WordNetTitles-Mini":
+            config.lr.encoder = 5e-3  # vectors that mean something already bear it; noise does not
     if arg.debug:
         config.epochs, config.batch_size, config.pool_size = 2, 32, 96
         config.held_out_share, config.held_out_rows, config.max_minutes = 0.05, 50, 0.0
