@@ -123,13 +123,36 @@ def test_stores_on_disk_and_in_memory_are_equal(tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("hidden/*"))) == 2
 
 
+def test_a_killed_pass_goes_on_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.setenv("XMC_CACHE", str(tmp_path))
+    monkeypatch.setattr(frozen, "PART_TEXTS", 16)
+    encoder = TransformerEncoder(SHAPE)
+    lower, _, _ = frozen.split(encoder, encoder.init(jax.random.key(0)), 1, row_length=ROW)
+    tokens, made, asked = token_store(5, 40), lower._blocks, []
+
+    def killed(tokens, rows):
+        asked.append(int(rows[0]))
+        if rows[0] == 32 and asked.count(32) == 1:
+            raise KeyboardInterrupt
+        return made(tokens, rows)
+
+    monkeypatch.setattr(lower, "_blocks", killed)
+    with pytest.raises(KeyboardInterrupt):
+        lower(tokens)
+    store = lower(tokens)
+    assert asked == [0, 16, 32, 32]
+    assert len(list((tmp_path / "hidden").iterdir())) == 1
+    monkeypatch.undo()
+    np.testing.assert_array_equal(store.ids, lower(tokens, keep=False).ids)
+
+
 def test_too_little_room_is_said_before_anything_is_computed(tmp_path, monkeypatch):
     monkeypatch.setenv("XMC_CACHE", str(tmp_path))
     usage = shutil._ntuple_diskusage(100, 90, 10)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     encoder = TransformerEncoder(SHAPE)
     lower, _, _ = frozen.split(encoder, encoder.init(jax.random.key(0)), 1, row_length=ROW)
-    with pytest.raises(OSError, match=r"are free\. Set the environment variable XMC_CACHE"):
+    with pytest.raises(OSError, match=r"free\. Set the environment variable XMC_CACHE"):
         lower(token_store(0, 9))
     assert not list(tmp_path.iterdir())
 

@@ -9,6 +9,7 @@ Training, evaluation and prediction run the rest of the encoder on it: ``Transfo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import shutil
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from xmc_jax.training_data import TrainingData, cache_folder
 
 FOLDER = "frozen"
 CHUNK_TOKENS, CHUNK_TEXTS = 8192, 1024
+PART_TEXTS = 1 << 13
 
 
 class FrozenLayers:
@@ -87,18 +89,31 @@ class FrozenLayers:
             digest.update(np.ascontiguousarray(array))
         path = cache_folder() / "hidden" / f"hidden-{digest.hexdigest()[:20]}"
         if not keep and not path.exists():
-            return corpus.joined(self._blocks(tokens), np.zeros((0, self.encoder.dim), self.dtype))
+            blocks = self._blocks(tokens, np.arange(len(tokens)))
+            return corpus.joined(blocks, np.zeros((0, self.encoder.dim), self.dtype))
         if not path.exists():
             vectors = len(tokens) if self.pooled else len(tokens.ids)
             _check_room(path, vectors * self.encoder.dim * np.dtype(self.dtype).itemsize)
-        return corpus.stored(path, lambda: self._blocks(tokens), len(tokens))
+        store = corpus.stored(path, lambda: self._parts(tokens, path), len(tokens))
+        for part in path.parent.glob(f"{path.name}-from-*"):
+            shutil.rmtree(part)
+        return store
 
-    def _blocks(self, tokens: TokenStore) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        rows, shape = np.arange(len(tokens)), (CHUNK_TOKENS, CHUNK_TEXTS)
-        num_rows = max(1, shape[0] // self._packing["row_length"])
-        bar = tqdm(total=len(rows), desc="frozen layers", unit=" texts", delay=2, leave=False)
-        with bar:
-            for start, stop, batch in chunks(tokens, rows, num_rows, shape[1], **self._packing):
+    def _parts(self, tokens: TokenStore, path: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Large blocks, each kept on disk until all are there: a killed pass goes on from them."""
+        for first in range(0, len(tokens), PART_TEXTS):
+            rows = np.arange(first, min(first + PART_TEXTS, len(tokens)))
+            make = functools.partial(self._blocks, tokens, rows)
+            part = corpus.stored(path.with_name(f"{path.name}-from-{first}"), make, len(rows))
+            yield part.ids, part.lengths()
+
+    def _blocks(
+        self, tokens: TokenStore, rows: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        num_rows = max(1, CHUNK_TOKENS // self._packing["row_length"])
+        options = {"desc": "frozen layers", "unit": " texts", "delay": 2, "leave": False}
+        with tqdm(total=len(tokens), initial=int(rows[0]) if len(rows) else 0, **options) as bar:
+            for start, stop, batch in chunks(tokens, rows, num_rows, CHUNK_TEXTS, **self._packing):
                 hidden = np.asarray(self._hidden(self.params, batch))
                 if self.pooled:
                     yield hidden[: stop - start], np.ones(stop - start, np.int64)
@@ -181,13 +196,13 @@ def freeze(data: TrainingData, frozen: FrozenLayers) -> TrainingData:
 
 
 def _check_room(path: Path, size: int) -> None:
-    """Say what will be written, and refuse what the disk cannot hold."""
+    """Say what will be written (for a moment twice), and refuse what the disk cannot hold."""
     place = next(folder for folder in path.parents if folder.exists())
     free = shutil.disk_usage(place).free
     logging.info("hidden states of the frozen layers: %.2f GiB in %s", size / 2**30, path)
-    if size > free:
+    if 2 * size > free:
         raise OSError(
-            f"{path}: the hidden states need {size / 2**30:.1f} GiB, {free / 2**30:.1f} are free. "
-            "Set the environment variable XMC_CACHE to a larger disk, or freeze all layers: that "
-            "keeps one vector a text."
+            f"{path}: the hidden states need {2 * size / 2**30:.1f} GiB, {free / 2**30:.1f} are "
+            "free. Set the environment variable XMC_CACHE to a larger disk, or freeze all layers: "
+            "that keeps one vector a text."
         )
