@@ -14,7 +14,8 @@ def keep_freed_memory() -> bool:
 
     By default every block over 32 MB is mapped when it is allocated and unmapped when it is freed:
     XLA's buffers on a CPU come anew as zeroed pages in every step, which costs as much as the
-    arithmetic of a memory-bound operation. The process then holds its peak until it ends.
+    arithmetic of a memory-bound operation. The process then holds what it once had until it ends,
+    or until :func:`give_back` is called.
 
     Returns:
       Whether the C library is one that can be told; with another one nothing happens.
@@ -24,3 +25,14 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError, TypeError):  # not glibc: musl, macOS, Windows
         return False
     return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, -1))
+
+
+def give_back() -> None:
+    """Return all free memory to the system now, the gaps between blocks in use included.
+
+    For the border between two phases of a run: the blocks of one hardly fit those of the other.
+    """
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # not glibc
+        return

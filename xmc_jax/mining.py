@@ -22,6 +22,7 @@ import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
+from xmc_jax import allocator
 from xmc_jax.data import batches, clustering
 from xmc_jax.data import index as indexes
 from xmc_jax.embedding import Embedder
@@ -89,6 +90,7 @@ def refresh(
       params: current parameters.
       levels: of the clusters that are batches; joined batching clusters deeper.
     """
+    allocator.give_back()  # the temporary memory of a step
     target = workdir / "refresh" / str(epoch)
     temporary = target.with_name(f"{epoch}.tmp")
     _remove(temporary)
