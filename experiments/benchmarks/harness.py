@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from experiments import ledger
+from xmc_jax import allocator
 
 PACKAGES = ("jax", "jaxlib", "numpy", "faiss-cpu", "torch", "transformers", "sentence-transformers")
 
@@ -199,6 +200,7 @@ class _Here:
 
 def _serve(pipe: Connection, setup: Callable[..., Subject], arguments: tuple) -> None:
     """A contender's process: set up, then a turn for every number that comes."""
+    allocator.keep_freed_memory()  # as the binaries do; PyTorch allocates through glibc too
     try:
         subject = setup(*arguments)
         pipe.send(("facts", dict(subject.facts)))

@@ -67,7 +67,7 @@ def predictor(shape: str, kind: str, labels: int, size: int, dtype: str) -> Subj
         encoder = TransformerEncoder(problem.SHAPES[shape], compute_dtype=dtype)
     model = UniDEC(encoder, 256)
     params = model.init(jax.random.key(0))
-    embedder = Embedder(model, row_length=128)
+    embedder = Embedder(model, row_length=32)
     vectors = evaluation.l2norm(rng.standard_normal((labels, 2 * 256), np.float32))
     started = time.perf_counter()
     index = Index.build(vectors, kind, seed=0)

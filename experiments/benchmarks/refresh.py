@@ -81,7 +81,7 @@ def our_encode(folder: Path, texts: list[str], dtype: str) -> Subject:
     from xmc_jax.models.unidec import UniDEC
 
     encoder, weights = pretrained.load_encoder(folder, pooling="mean", compute_dtype=dtype)
-    embedder = Embedder(UniDEC(encoder), row_length=128)
+    embedder = Embedder(UniDEC(encoder), row_length=32)
     pieces = tokenizers.load_tokenizer(folder)
 
     def encode(texts: list[str]) -> np.ndarray:
