@@ -216,7 +216,6 @@ class OpenRun:
       table: classifier table as stored, or None.
       embedder: of its model.
       tokenizer: of the run.
-      data: what it was trained on, once it was loaded.
       frozen: its frozen layers, where it has some.
     """
 
