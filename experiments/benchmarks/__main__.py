@@ -36,7 +36,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("cases", nargs="*", choices=CASES, default=list(CASES), help="all if none is named")
+    add("cases", nargs="*", help=f"of {', '.join(CASES)}; all if none is named")
     add("--quick", action="store_true", help="toy sizes: for errors, not for times")
     add("--peer", choices=["torch"], help="run the PyTorch peers too")
     add("--gpu", action="store_true", help="a GPU's sizes and bfloat16")
@@ -55,6 +55,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--without", nargs="+", default=[], help="contenders to leave out, by name")
     add("--out", type=Path, help="file that the lines are added to")
     options = parser.parse_args(arguments)
+    # Not by choices=: before Python 3.12 argparse takes an absent "*" for a wrong choice.
+    if unknown := set(options.cases) - set(CASES):
+        parser.error(f"unknown cases {sorted(unknown)}; expected some of {', '.join(CASES)}")
+    options.cases = options.cases or list(CASES)
     options.dtype = options.dtype or ("bfloat16" if options.gpu else "float32")
     options.wanted = lambda line: options.only in line
     return options
