@@ -105,7 +105,7 @@ def _common(dataset: str) -> ConfigDict:
     config.table = ConfigDict()
     config.table.init = "labels"  # labels: scale x DE label embeddings; normal: N(0, scale) [ours]
     config.table.scale = 4.0  # [ours]
-    config.table.dtype = "float32"  # or bfloat16, for the table and its two moments
+    config.table.dtype = "float32"  # or bfloat16; the two moments stay float32
 
     config.batch_size = config_dict.placeholder(int)  # Q
     config.pool_size = config_dict.placeholder(int)  # P
