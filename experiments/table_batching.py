@@ -1,7 +1,7 @@
 """Which queries share a batch: random ones, a cluster (UniDEC), joined clusters (NGAME).
 
-The pool holds what is sampled and nothing else, as in the papers: with all labels of a small data
-set in the pool it hardly matters who shares it.
+The pool holds three positives for each of 256 queries and nothing else: with all labels of a small
+data set in the pool, or many random ones, it hardly matters who shares it.
 
 python -m experiments.table_batching [--dataset=wordnettitles --data=DIR]
 """
@@ -15,9 +15,9 @@ TABLE = Table(
     name="table_batching",
     title="Batches",
     rows=(
-        Row("random", {"fill": "none", "batching": "random"}),
-        Row("clusters", {"fill": "none", "batching": "clusters"}),
-        Row("joined", {"fill": "none", "batching": "joined"}),
+        Row("random", {"fill": "none", "pool_size": 768, "batching": "random"}),
+        Row("clusters", {"fill": "none", "pool_size": 768, "batching": "clusters"}),
+        Row("joined", {"fill": "none", "pool_size": 768, "batching": "joined"}),
         Row("own settings", {}),
     ),
 )

@@ -110,7 +110,7 @@ class Predictor:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Label ids ``[n, k]`` (-1 = none) and scores of texts, best first.
 
-        Scores are in [-1, 1], of concat in [-2, 2].
+        Scores are in [-1, 1], of concat in [-2, 2]. A blank text has no labels.
         """
         head = self._head(head)
         if head not in self._indexes:
@@ -127,7 +127,8 @@ class Predictor:
             order = np.argsort(same, axis=1, kind="stable")
             ids = np.take_along_axis(np.where(same, -1, ids), order, 1)
             scores = np.take_along_axis(np.where(same, -np.inf, scores), order, 1)
-        return ids[:, :k], scores[:, :k]
+        blank = np.array([not text.strip() for text in texts], bool)[:, None]
+        return np.where(blank, -1, ids[:, :k]), np.where(blank, -np.inf, scores[:, :k])
 
     def predict(
         self,

@@ -54,7 +54,7 @@ def choose(
         return "exact", work / rate
     lists = 4 * math.sqrt(num_labels)
     training = 2 * dim * lists * (10 * 40 * lists + num_labels)
-    search = 2 * dim * num_queries * (lists + 9 * 48 * num_labels / lists)  # 48 lists visited
+    search = 2 * dim * num_queries * (lists + 9 * num_labels / 64)  # a 64th of the lists visited
     return "ivf", (training + search) / rate
 
 
@@ -100,7 +100,7 @@ class Index:
         ``hnsw`` (M 32, efConstruction 200, efSearch at least 128) is filled in parallel, so two
         builds differ slightly. ``ivf`` has about ``4 sqrt(L)`` lists from seeded k-means on a
         sample, and visits as many as give recall@20 of 0.95 on a sample of queries, but no more
-        than an eighth: beyond that exact search is faster.
+        than a 64th (or 16): a miss there is still a near negative.
 
         Args:
           vectors: ``[L, d]`` float32.
