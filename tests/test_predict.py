@@ -144,9 +144,9 @@ def test_empty_input(model, tmp_path):
     assert model.predict([]) == []
 
 
-def test_a_blank_text_has_no_labels(model, texts):
-    blank, other = model.predict(["  ", texts[0]], k=3)
-    assert blank == [] and other == model.predict([texts[0]], k=3)[0]
+def test_a_blank_text_has_no_labels(model):
+    blank, other = model.predict(["  ", TEXTS[0]], k=3)
+    assert blank == [] and other == model.predict(TEXTS[:1], k=3)[0]
 
 
 def test_odd_bytes_are_read_as_latin_1_and_said(model, tmp_path, caplog):
