@@ -11,6 +11,11 @@ from pathlib import Path
 
 import pytest
 
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    # A core each: two processes whose threads wait for each other's cores take longer.
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Data and tokens are cached away from the user's; what one process compiled, others need not.
