@@ -68,6 +68,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
             _pretrained(config)
     if arg.embeddings:
         config.encoder.name, config.encoder.embeddings = "bag", arg.embeddings
+        config.encoder.token_scale = 1.0
         if entry is not None and entry.name == "LF-WordNetTitles-Mini":
             config.lr.encoder = 5e-3  # vectors that mean something already bear it; noise does not
     if arg.debug:
@@ -95,6 +96,7 @@ def _common(dataset: str) -> ConfigDict:
     config.encoder.dim = 256  # of the bag encoder without embeddings [ours]
     config.encoder.dropout = 0.2  # of the bag encoder [ours]; a pretrained one keeps its own
     config.encoder.token_dropout = 0.0  # of the bag encoder: tokens a text loses [ours]
+    config.encoder.token_scale = 1.0  # deviation of the bag's token table at the start [ours]
     config.encoder.embeddings = ""  # pretrained folder whose word embeddings start the bag's table
     config.encoder.vocab_size = 30_000  # of a WordPiece vocabulary trained on the data's texts
     config.row_length = 32  # tokens in a packed row; texts longer than that: max_length [ours]
@@ -199,11 +201,13 @@ def _small(config: ConfigDict, entry: catalog.Entry) -> None:
         config.held_out_share = 0.05
         config.eval_epochs = 10
         config.encoder.token_dropout = 0.0
+        config.encoder.token_scale = 0.03
     else:
         config.batch_size, config.pool_size, config.epochs = 256, 2560, 10
         # At 2e-3 the dual encoder underfits (39 % P@1 on its own training rows), at 1e-2 the table
         # overfits (94 %).
         config.lr.encoder, config.lr.heads, config.lr.table = 2e-2, 3e-3, 3e-3
+        config.encoder.token_scale = 0.1
         config.de.temperature = 0.03
         config.head_dropout = 0.1
         config.eval_epochs = 5
@@ -212,11 +216,14 @@ def _small(config: ConfigDict, entry: catalog.Entry) -> None:
 def _bag(config: ConfigDict) -> None:
     """What suits a bag encoder, from scratch or from word embeddings [all ours].
 
+    Vectors drawn at random are noise until they have moved away from it, so they start small; where
+    texts are a word or two and a word is seen but a few times, that is worth half of P@1.
     Nine random labels for each query's own: with fewer, popular labels are most of the negatives.
     """
     config.encoder.name = "bag"
     config.encoder.dim = 512
     config.encoder.token_dropout = 0.1
+    config.encoder.token_scale = 0.3
     config.fill = "random"
     config.hard_negatives = False
     config.batching = "random"
@@ -248,5 +255,6 @@ def _own_data(config: ConfigDict) -> None:
     config.epochs = config_dict.placeholder(int)
     config.max_length = config_dict.placeholder(int)
     config.max_minutes = 30.0
+    config.encoder.token_scale = config_dict.placeholder(float)
     for name in ("encoder", "heads", "table"):  # one each: a shared one would be set by any of them
         config.lr[name] = config_dict.placeholder(float)

@@ -92,8 +92,8 @@ def encoder(
       config: the configuration.
       vocab_size: of the tokenizer.
       token_counts: ``[vocab_size]`` occurrences in training and label texts. Without embeddings,
-        the vectors of tokens that occur in none start at 0: they are never trained, and would be
-        noise in the vectors of new texts.
+        the bag's vectors of tokens that occur in none start at 0: they are never trained, and would
+        be noise in the vectors of new texts.
 
     Raises:
       ValueError: a pretrained folder that cannot be read, whose tokenizer knows more tokens than
@@ -117,17 +117,20 @@ def encoder(
                 f"of at most {shape.max_positions} tokens. Set --config.max_length to that or less."
             )
         return made, lambda key: params
+    words = None
     if options.embeddings:
         words = pretrained.word_embeddings(options.embeddings)
         _check_tokens(options.embeddings, vocab_size, len(words))
-        made = BagEncoder(*words.shape, options.dropout, options.token_dropout)
-        return made, lambda key: made.with_embeddings(made.init(key), words)
-    made = BagEncoder(vocab_size, options.dim, options.dropout, options.token_dropout)
+    shape = (vocab_size, options.dim) if words is None else words.shape
+    made = BagEncoder(*shape, options.dropout, options.token_dropout)
 
     def init(key: jax.Array) -> Any:
-        params = made.init(key)
-        seen = (token_counts > 0)[:, None]
-        return {**params, "tokens": {"embedding": params["tokens"]["embedding"] * seen}}
+        params, factors = made.init(key), np.float32(options.token_scale)
+        if words is None:
+            factors = factors * (token_counts > 0)[:, None]
+        else:
+            params = made.with_embeddings(params, words)
+        return {**params, "tokens": {"embedding": params["tokens"]["embedding"] * factors}}
 
     return made, init
 

@@ -58,6 +58,7 @@ BOUNDS = {  # at least, at most
     "clf.temperature": (1e-4, None),
     "clf.bce_weight": (0, None),
     "encoder.dim": (1, None),
+    "encoder.token_scale": (1e-6, None),
     "encoder.dropout": (0, 0.99),
     "encoder.freeze": (0, None),
     "encoder.vocab_size": (256, None),
@@ -141,6 +142,8 @@ def resolve(config: ConfigDict, dataset: Dataset) -> tuple[ConfigDict, dict[str,
     if config.row_length < config.max_length:
         config.row_length = config.max_length
         chosen["row_length"] = config.max_length
+    # Vectors drawn at random that few texts move are noise: they start small.
+    fill(config.encoder, "token_scale", 0.3 if rows < FEW_ROWS else 0.1, "encoder.token_scale")
     for name, rate in zip(("encoder", "heads", "table"), _rates(config.encoder.name, rows)):
         fill(config.lr, name, rate, f"lr.{name}")
     if config.index == "auto" and (config.batching != "random" or config.hard_negatives):
