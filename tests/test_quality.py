@@ -24,13 +24,13 @@ def train(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes) -> dict[str,
 def test_masked_filter_pairs_are_worth_points_of_precision(tmp_path, monkeypatch):
     """Nearly every query's own text is also a label: unmasked, it is a negative of its own query.
 
-    Seen with seed 0, at 6b18b5f: P@1 49.5 against 47.9, PSP@1 40.3 against 37.9.
+    Seen with seed 0, at 921482e: P@5 27.7 against 26.7, PSP@5 47.4 against 44.8.
     """
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     masked = train(tmp_path / "a", monkeypatch)
     unmasked = train(tmp_path / "b", monkeypatch, mask_filter_pairs=False)
-    assert masked["P@1"] > unmasked["P@1"] + 0.5, (masked, unmasked)
-    assert masked["PSP@1"] > unmasked["PSP@1"] + 1.0, (masked, unmasked)
+    assert masked["P@5"] > unmasked["P@5"] + 0.4, (masked, unmasked)
+    assert masked["PSP@5"] > unmasked["PSP@5"] + 1.0, (masked, unmasked)
     # Ahead of TF-IDF nearest label (34.93, 21.17) after a third of the epochs already.
     assert masked["P@1"] > 44 and masked["P@5"] > 24.5, masked
