@@ -71,7 +71,7 @@ class BagEncoder:
         """
         key = require_key(train, key)
         token_key, mean_key, block_key = (None,) * 3 if key is None else jax.random.split(key, 3)
-        start, count = _text_spans(tokens)
+        start, count = text_spans(tokens)
         table = params["tokens"]["embedding"]
         ids = jnp.asarray(tokens.ids).astype(jnp.int32).reshape(-1)
         if train and self.token_dropout:
@@ -104,7 +104,7 @@ class BagEncoder:
         return {**params, "tokens": {"embedding": jnp.asarray(table / np.float32(deviation))}}
 
 
-def _text_spans(tokens: TokenBatch) -> tuple[jax.Array, jax.Array]:
+def text_spans(tokens: TokenBatch) -> tuple[jax.Array, jax.Array]:
     """Where each text starts in the flattened rows, and its number of tokens; ``[B]`` each."""
     segment_ids = jnp.asarray(tokens.segment_ids)
     row = jnp.asarray(tokens.text_row).astype(jnp.int32)
@@ -117,9 +117,13 @@ def _text_spans(tokens: TokenBatch) -> tuple[jax.Array, jax.Array]:
 
 @jax.custom_vjp
 def sum_of_spans(
-    table: jax.Array, flat_ids: jax.Array, start: jax.Array, count: jax.Array
+    table: jax.Array,
+    flat_ids: jax.Array,
+    start: jax.Array,
+    count: jax.Array,
+    flat_weights: jax.Array | None = None,
 ) -> jax.Array:
-    """Sums rows of a table over spans of ids: ``s_b = sum_{j < count_b} E[id_(start_b + j)]``.
+    """Sums table rows over spans: ``s_b = sum_{j < count_b} w_(start_b + j) E[id_(start_b + j)]``.
 
     The loop runs over the place j in the text, all texts at once, to the longest text: no
     ``[tokens, H]`` array is made, forward or backward, which on a CPU is several times faster.
@@ -128,6 +132,7 @@ def sum_of_spans(
       table: ``[V, H]``.
       flat_ids: ``[n]`` row numbers of the table; one past its end adds nothing.
       start, count: ``[B]`` int32.
+      flat_weights: ``[n]`` factors w of the rows, constants; None = 1.
 
     Returns:
       ``[B, H]``, differentiable in ``table``.
@@ -141,6 +146,7 @@ def sum_of_spans(
             ids = jnp.where(inside, _ids_at(flat_ids, start + place + j), 0)
             inside &= ids < table.shape[0]
             rows = jnp.take(table, ids, axis=0, mode="clip")
+            rows = _weighted(rows, flat_weights, start + place + j)
             total = total + jnp.where(inside[:, None], rows, 0)
         return place + unroll, total
 
@@ -148,23 +154,25 @@ def sum_of_spans(
     return _while_place_below(jnp.max(count, initial=0), add, total)
 
 
-def _sum_forward(table, flat_ids, start, count):
+def _sum_forward(table, flat_ids, start, count, flat_weights=None):
     # An empty slice carries the table's type; its number of rows is static.
     like = jnp.zeros((table.shape[0], 0), table.dtype)
-    return sum_of_spans(table, flat_ids, start, count), (like, flat_ids, start, count)
+    total = sum_of_spans(table, flat_ids, start, count, flat_weights)
+    return total, (like, flat_ids, start, count, flat_weights)
 
 
 def _sum_backward(residuals, gradient):
-    like, flat_ids, start, count = residuals
+    like, flat_ids, start, count, flat_weights = residuals
 
     def scatter(state):
         place, total = state
         inside = place < count
         ids = jnp.where(inside, _ids_at(flat_ids, start + place), like.shape[0])  # past the end
-        return place + 1, total.at[ids].add(gradient, mode="drop")
+        rows = _weighted(gradient, flat_weights, start + place)
+        return place + 1, total.at[ids].add(rows, mode="drop")
 
     total = jnp.zeros((like.shape[0], gradient.shape[1]), like.dtype)
-    return _while_place_below(jnp.max(count, initial=0), scatter, total), None, None, None
+    return _while_place_below(jnp.max(count, initial=0), scatter, total), None, None, None, None
 
 
 sum_of_spans.defvjp(_sum_forward, _sum_backward)
@@ -172,6 +180,12 @@ sum_of_spans.defvjp(_sum_forward, _sum_backward)
 
 def _ids_at(flat_ids: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.take(flat_ids, index, axis=0, mode="clip").astype(jnp.int32)
+
+
+def _weighted(rows: jax.Array, flat_weights: jax.Array | None, index: jax.Array) -> jax.Array:
+    if flat_weights is None:
+        return rows
+    return rows * jnp.take(flat_weights, index, mode="clip")[:, None]
 
 
 def _while_place_below(limit: jax.Array, body: Any, value: jax.Array) -> jax.Array:
