@@ -69,6 +69,7 @@ def make(config: ConfigDict, folder: Path, laps: Laps | None = None) -> tuple[Ru
         source=BatchSource(resolved, data, encoder.max_segments),
         embedder=Embedder(model, row_length=resolved.row_length),
         epochs=resolved.epochs,
+        system=build.system(resolved),
     )
     laps.lap("parameters")
     return run, params

@@ -111,12 +111,10 @@ class BatchSource:
                 for future in waiting:
                     future.cancel()
 
-    def _make(
-        self, queries: np.ndarray, epoch: int, step: int
-    ) -> tuple[StepBatch, dict[str, float], np.ndarray]:
+    def _pool(self, queries: np.ndarray, epoch: int, step: int) -> pools.Pool:
         config, data = self._config, self._data
         mined = self._refresh.hard_negatives if self._refresh is not None else None
-        pool = pools.build_pool(
+        return pools.build_pool(
             np.random.default_rng([config.seed, epoch, step]),
             queries,
             data.labels,
@@ -131,6 +129,12 @@ class BatchSource:
             first_text_row=data.first_text_row,
             **({} if data.first_text_row is None else {"draw": config.gandalf.draw}),
         )
+
+    def _make(
+        self, queries: np.ndarray, epoch: int, step: int
+    ) -> tuple[StepBatch, dict[str, float], np.ndarray]:
+        data = self._data
+        pool = self._pool(queries, epoch, step)
         encoded = pool.ids[: self.pool_size]
         label_rows = np.where(encoded < data.num_labels, encoded, -1)
         query_ids, query_lengths = data.train_tokens.gather(queries)
@@ -156,8 +160,12 @@ class BatchSource:
             self.batch_size + self.pool_size, max_length=self._longest, **self._packing
         )
         self._ladder = (worst,)
+        counts = [int(stats["rows"]) for _, stats, _ in self._sampled()]
+        return packing.ladder(counts, top=worst, steps=4, multiple=max(1, worst // 128))
+
+    def _sampled(self) -> list[tuple[StepBatch, dict[str, float], np.ndarray]]:
+        """Some batches of the refresh in use."""
         epoch = 0 if self._refresh is None else self._config.warmup_epochs
         queries = self.epoch_queries(epoch)
         drawn = np.linspace(0, len(queries) - 1, min(SAMPLED_BATCHES, len(queries))).astype(int)
-        counts = [int(self._make(queries[i], epoch, i)[1]["rows"]) for i in drawn]
-        return packing.ladder(counts, top=worst, steps=4, multiple=max(1, worst // 128))
+        return [self._make(queries[i], epoch, i) for i in drawn]

@@ -12,14 +12,27 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from xmc_jax import frozen, losses
+from xmc_jax import augmentation, frozen, losses, training_data
+from xmc_jax.data import label_features
 from xmc_jax.data import tokenizer as tokenizers
+from xmc_jax.dual_system import DualSystem
 from xmc_jax.embedding import CHUNK_TEXTS, Embedder
+from xmc_jax.frugal_ranking import FrugalEmbedder
+from xmc_jax.frugal_source import GraphRows
+from xmc_jax.frugal_system import (
+    FrugalSystem,
+    graph_rows,
+    load_graph_rows,
+    num_clusters,
+)
 from xmc_jax.models import pretrained
 from xmc_jax.models.bag import BagEncoder
+from xmc_jax.models.frugal import BagQueries, Frugal
+from xmc_jax.models.inception import InceptionQueries
 from xmc_jax.models.transformer import TransformerConfig, TransformerEncoder
 from xmc_jax.models.unidec import UniDEC
 from xmc_jax.train_step import Objective, Side
+from xmc_jax.training_data import WORD_VECTORS, TrainingData
 
 LABEL_LOSSES: dict[str, Callable[..., jax.Array]] = {
     "decoupled_softmax": losses.decoupled_softmax_loss,
@@ -70,7 +83,8 @@ def tokenizer(config: ConfigDict, texts: Iterable[str], folder: Path) -> Any:
     """
     if (folder / "tokenizer.json").exists():
         return tokenizers.load_tokenizer(folder)
-    source = config.encoder.embeddings if config.encoder.name == "bag" else config.encoder.name
+    of_words = config.encoder.name in WORD_VECTORS
+    source = config.encoder.embeddings if of_words else config.encoder.name
     if source:
         made = tokenizers.load_tokenizer(pretrained.resolve_folder(source))
         tokenizers.save_tokenizer(made, folder)
@@ -79,7 +93,7 @@ def tokenizer(config: ConfigDict, texts: Iterable[str], folder: Path) -> Any:
         texts,
         vocab_size=config.encoder.vocab_size,
         folder=folder,
-        special_tokens=config.encoder.name != "bag",
+        special_tokens=not of_words,
     )
 
 
@@ -158,16 +172,19 @@ def _check_tokens(folder: str, vocab_size: int, embeddings: int) -> None:
         )
 
 
-def describe_encoder(made: Any) -> dict[str, Any]:
-    """An encoder as plain JSON: enough to make it again without its pretrained folder."""
-    return {"kind": type(made).__name__, **dataclasses.asdict(made)}
+def describe(made: UniDEC | Frugal) -> dict[str, Any]:
+    """A model's encoder as plain JSON: enough to make it again without its pretrained folder."""
+    encoder = made.queries if isinstance(made, Frugal) else made.encoder
+    return {"kind": type(encoder).__name__, **dataclasses.asdict(encoder)}
 
 
 def restore_encoder(description: dict[str, Any]) -> Any:
-    """The encoder of ``describe_encoder``."""
+    """The encoder of ``describe``."""
     fields = dict(description)
-    if fields.pop("kind") == "BagEncoder":
-        return BagEncoder(**fields)
+    kinds = {kind.__name__: kind for kind in (BagEncoder, BagQueries, InceptionQueries)}
+    kind = kinds.get(fields.pop("kind"))
+    if kind is not None:
+        return kind(**fields)
     fields["config"] = TransformerConfig(**fields["config"])
     return TransformerEncoder(**fields)
 
@@ -181,3 +198,130 @@ def embedder(config: ConfigDict, made: UniDEC) -> Embedder:
 def model(config: ConfigDict, made: Any) -> UniDEC:
     """Encoder and heads; ``head_dim`` 0 is no projection."""
     return UniDEC(made, config.head_dim or None, config.head_dropout)
+
+
+@dataclasses.dataclass
+class Parts:
+    """What a run is made of beside its batches.
+
+    Attributes:
+      data: as training reads it: with label texts as points, or hidden states for tokens.
+      model: a ``UniDEC`` or a ``Frugal``.
+      params: its first parameters.
+      embedder: runs it over token stores.
+      system: see `xmc_jax.train_loop.Run`.
+    """
+
+    data: TrainingData
+    model: Any
+    params: Any
+    embedder: Any
+    system: Any
+
+
+def family(config: ConfigDict) -> str:
+    """``unidec`` (of which DePSL is a part) or ``frugal``.
+
+    Raises:
+      ValueError: another name.
+    """
+    found = config.family if "family" in config else "unidec"
+    if found not in ("unidec", "frugal"):
+        raise ValueError(f"config.family = {found!r}: expected 'unidec' or 'frugal'.")
+    return found
+
+
+def system(config: ConfigDict, graph: GraphRows | None = None) -> DualSystem | FrugalSystem:
+    """What differs between the families in a run; ``graph``: rows of the label graph.
+
+    Raises:
+      ValueError: unknown names of losses.
+    """
+    if family(config) == "frugal":
+        return FrugalSystem(graph)
+    return DualSystem(objective(config))
+
+
+def parts(config: ConfigDict, folder: Path, data: TrainingData, vocab_size: int) -> Parts:
+    """The parts of a new or continued run.
+
+    Args:
+      config: a resolved configuration.
+      folder: its work directory, for what is kept there.
+      data: as loaded.
+      vocab_size: of the tokenizer.
+    """
+    make = _frugal_parts if family(config) == "frugal" else _dual_parts
+    return make(config, folder, data, vocab_size)
+
+
+def _dual_parts(config: ConfigDict, folder: Path, data: TrainingData, vocab_size: int) -> Parts:
+    counts = training_data.token_counts((data.train_tokens, data.label_tokens), vocab_size)
+    made, init_encoder = encoder(config, vocab_size, counts)
+    if config.encoder.freeze:
+        whole = init_encoder(jax.random.key(config.seed))
+        lower, made, rest = frozen.split_run(config, folder, made, whole)
+        data, init_encoder = frozen.freeze(data, lower), lambda key: rest
+    data = augmentation.augment(config, data)
+    built = model(config, made)
+    params = built.init(jax.random.key(config.seed))
+    params["encoder"] = init_encoder(jax.random.key(config.seed))
+    return Parts(data, built, params, embedder(config, built), system(config))
+
+
+def _frugal_parts(config: ConfigDict, folder: Path, data: TrainingData, vocab_size: int) -> Parts:
+    words = None
+    if config.encoder.embeddings:
+        words = pretrained.word_embeddings(config.encoder.embeddings)
+        _check_tokens(config.encoder.embeddings, vocab_size, len(words))
+        vocab_size, config.encoder.dim = words.shape
+    stores = (data.train_tokens, data.label_tokens)
+    idf = label_features.inverse_document_frequency(stores, vocab_size)
+    made = frugal_model(config, queries(config, vocab_size), data.num_labels)
+    params = made.init(jax.random.key(config.seed), idf)
+    if words is not None:
+        params = made.with_embeddings(params, words)
+    graph = graph_rows(folder, config, data, idf) if made.label_graph else None
+    data = augmentation.augment(config, data)
+    runner = FrugalEmbedder(made, row_length=config.row_length)
+    return Parts(data, made, params, runner, system(config, graph))
+
+
+def queries(config: ConfigDict, vocab_size: int) -> BagQueries | InceptionQueries:
+    """The query encoder of a frugal classifier."""
+    options = config.encoder
+    if options.name == "bag":
+        return BagQueries(vocab_size, options.dim, options.dropout)
+    return InceptionQueries(
+        vocab_size,
+        options.dim,
+        length=config.max_length,
+        dropout=options.dropout,
+        experts=options.experts,
+    )
+
+
+def frugal_model(
+    config: ConfigDict, made: BagQueries | InceptionQueries, num_labels: int
+) -> Frugal:
+    """A frugal classifier with its parts."""
+    return Frugal(
+        made,
+        num_clusters(num_labels, config.clusters.size),
+        label_text=config.label_text,
+        label_graph=config.label_graph,
+        free_weights=config.classifier,
+        dropout=config.dropout,
+        label_dropout=config.label_dropout,
+    )
+
+
+def opened(config: ConfigDict, folder: Path, meta: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Model, system and embedder of a work directory."""
+    made = restore_encoder(meta["encoder"])
+    if family(config) == "unidec":
+        built = model(config, made)
+        return built, system(config), embedder(config, built)
+    built = frugal_model(config, made, meta["num_labels"])
+    graph = load_graph_rows(folder) if built.label_graph else None
+    return built, system(config, graph), FrugalEmbedder(built, row_length=config.row_length)

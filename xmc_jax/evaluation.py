@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from absl import logging
-from ml_collections import ConfigDict
 from scipy.sparse import csr_matrix
 
 from xmc_jax import label_pool, metrics
-from xmc_jax.data import index as indexes
 from xmc_jax.embedding import Embedder
-from xmc_jax.mining import choose_index
 from xmc_jax.training_data import EvaluationSplit
+
+if TYPE_CHECKING:
+    from xmc_jax.ranking import Ranker
 
 HEADS = ("concat", "de", "clf")
 
@@ -88,23 +87,11 @@ def _join(head: str, de: np.ndarray, clf: np.ndarray | None) -> np.ndarray:
 
 
 def predict_split(
-    embedder: Embedder,
-    params: Any,
-    labels: LabelVectors,
-    split: EvaluationSplit,
-    head: str,
-    *,
-    k: int,
-    kind: str = "exact",
-    seed: int = 0,
+    ranker: Ranker, split: EvaluationSplit, head: str, *, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Top ``k`` labels of a split's rows: ids ``[n, k]`` (-1 = none) and scores."""
-    vectors = labels.of(head)
-    queries = query_vectors(embedder, params, split.tokens, split.rows, head)
-    kind = choose_index(kind, len(queries), *vectors.shape)
-    scores, ids = indexes.Index.build(vectors, kind, seed=seed).search(
-        queries, min(k, len(vectors))
-    )
+    queries = ranker.query_vectors(split.tokens, split.rows, head)
+    scores, ids = ranker.search(queries, head, k)
     return ids, scores
 
 
@@ -140,56 +127,35 @@ def report(
 
 
 def evaluate(
-    embedder: Embedder,
-    params: Any,
-    table: Any,
-    label_tokens: Any,
+    ranker: Ranker,
     split: EvaluationSplit,
     train_labels: csr_matrix,
     inverse_propensity: np.ndarray,
-    config: ConfigDict,
     *,
     heads: tuple[str, ...] | None = None,
     ks: tuple[int, ...] = (1, 3, 5),
-    kind: str = "exact",
     keep: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Evaluate a model on a split.
 
     Args:
-      embedder: of the model.
-      params: its parameters.
-      table: classifier table as stored, or None.
-      label_tokens: token store of the label texts.
+      ranker: of the model.
       split: what is evaluated.
       train_labels: original training matrix, for the bins.
       inverse_propensity: ``[L]``.
-      config: a resolved configuration (seed).
       heads: which; default all there are.
       ks: cut-offs.
-      kind: index.
       keep: if given, gets ``{head: (ids, scores)}``.
 
     Returns:
       ``{"heads": {head: {"filtered": {...}, "unfiltered": {...}}}, "bins": {head: [...]}}``.
     """
-    labels = label_vectors(embedder, params, table, label_tokens)
-    if kind == "exact":
-        logging.info("%s", exact_search_memory(labels, len(split.rows)))
     bins = metrics.frequency_bins(train_labels)
     frequency = np.asarray(train_labels.sum(axis=0)).ravel()
     result: dict[str, Any] = {"heads": {}, "bins": {}}
-    for head in heads or labels.heads:
-        ids, scores = predict_split(
-            embedder,
-            params,
-            labels,
-            split,
-            head,
-            k=max(depth(split, (*ks, 5)), 100 if keep is not None else 0),  # bins look at 5
-            kind=kind,
-            seed=config.seed,
-        )
+    for head in heads or ranker.heads:
+        deep = max(depth(split, (*ks, 5)), 100 if keep is not None else 0)  # bins look at 5
+        ids, scores = predict_split(ranker, split, head, k=deep)
         result["heads"][head] = report(ids, split, inverse_propensity, ks)
         result["bins"][head] = metrics.evaluate_bins(
             ids, split.truth, bins, frequency=frequency, filter_pairs=split.filter_pairs

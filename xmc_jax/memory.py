@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from xmc_jax import build, mining
-from xmc_jax.batch_source import BatchSource
+from xmc_jax import mining
 from xmc_jax.plan import PlanError, field_of
 from xmc_jax.train_loop import CompiledStep, Run, initial_state
 from xmc_jax.train_state import num_bytes
+from xmc_jax.training_data import WORD_VECTORS
 
 SHARE = 0.9  # of what there is may be used
 
@@ -62,7 +61,10 @@ def sizes(run: Run, step: CompiledStep, limit: float = float("inf")) -> dict[str
       (of all labels and queries at a refresh or an evaluation; left out where a device of its own
       trains, for they are in the host's memory), ``activations``.
     """
-    shapes = jax.eval_shape(lambda: _state(run, step))
+    shapes = jax.eval_shape(
+        lambda params: initial_state(run, params, step.optimizer, table=False),
+        run.system.parameter_shapes(run.model, run.data.num_labels),
+    )
     found = {
         "parameters": num_bytes((shapes.params, shapes.opt_state)),
         "table": num_bytes(shapes.table),
@@ -76,11 +78,6 @@ def sizes(run: Run, step: CompiledStep, limit: float = float("inf")) -> dict[str
     analysis = step.compile(shapes, batch).memory_analysis()
     found["activations"] = int(getattr(analysis, "temp_size_in_bytes", 0))
     return found
-
-
-def _state(run: Run, step: CompiledStep) -> Any:
-    params = run.model.init(jax.random.key(0))
-    return initial_state(run, params, step.optimizer, table=False)
 
 
 def _vector_bytes(run: Run) -> int:
@@ -97,13 +94,13 @@ def smaller_settings(config: ConfigDict) -> Iterator[dict[str, Any]]:
     """Settings that need less memory, the mildest first."""
     table = {"table.dtype": "bfloat16"}
     table = table if config.classifier and config.table.dtype == "float32" else {}
-    remat = {} if config.encoder.name == "bag" or config.encoder.remat else {"encoder.remat": True}
+    remat = {} if config.encoder.name in WORD_VECTORS else {"encoder.remat": True}
 
     def batch(n: int) -> dict[str, Any]:
         return {"batch_size": config.batch_size // n, "pool_size": config.pool_size // n}
 
     def head(n: int) -> dict[str, Any]:
-        return {"head_dim": config.head_dim // n} if config.head_dim else {}
+        return {"head_dim": config.head_dim // n} if config.get("head_dim") else {}
 
     alone = [table, remat, batch(2), head(2), batch(4), head(4)]
     steps = ((1, 2), (2, 2), (4, 4), (8, 4), (16, 8))
@@ -120,15 +117,10 @@ def _fits(run: Run, settings: dict[str, Any], limit: float) -> bool:
     """Whether the run would fit with these settings: measured, not guessed."""
     config = run.config.copy_and_resolve_references()
     config.update_from_flattened_dict(settings)
-    encoder = run.model.encoder
-    if "encoder.remat" in settings:
-        encoder = dataclasses.replace(encoder, remat=True)
-    model = build.model(config, encoder)
     try:
-        source = BatchSource(config, run.data, encoder.max_segments)
+        smaller = run.system.resized(run, config)
     except ValueError:  # such a small pool cannot hold a batch
         return False
-    smaller = dataclasses.replace(run, config=config, model=model, source=source)
     found = sizes(smaller, CompiledStep(smaller), limit)
     return "activations" in found and sum(found.values()) <= limit
 

@@ -13,7 +13,7 @@ import dataclasses
 import os
 import shutil
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
-from xmc_jax import allocator
+from xmc_jax import allocator, phases
 from xmc_jax.data import batches, clustering
 from xmc_jax.data import index as indexes
 from xmc_jax.embedding import Embedder
@@ -40,11 +40,13 @@ class Refresh:
       order: places within the training rows that have labels, cluster by cluster.
       offsets: where each cluster begins in ``order``.
       hard_negatives: ``[N, W]`` label ids, -1 = none; None where none are mined.
+      label_clusters: ``[L]`` clusters of the labels; None but for the frugal family.
     """
 
     order: np.ndarray
     offsets: np.ndarray
     hard_negatives: np.ndarray | None
+    label_clusters: np.ndarray | None = None
 
 
 def due(config: ConfigDict, epoch: int) -> int | None:
@@ -53,8 +55,8 @@ def due(config: ConfigDict, epoch: int) -> int | None:
         return None
     if epoch < config.warmup_epochs:
         return None
-    since = epoch - config.warmup_epochs
-    return config.warmup_epochs + since // config.refresh_epochs * config.refresh_epochs
+    first = max(config.warmup_epochs, phases.at(config, epoch).first)
+    return first + (epoch - first) // config.refresh_epochs * config.refresh_epochs
 
 
 def load(workdir: Path, epoch: int) -> Refresh | None:
@@ -62,11 +64,12 @@ def load(workdir: Path, epoch: int) -> Refresh | None:
     folder = workdir / "refresh" / str(epoch)
     if not (folder / "info.json").exists():
         return None
-    mined = folder / "hard_negatives.npy"
+    mined, clusters = folder / "hard_negatives.npy", folder / "label_clusters.npy"
     return Refresh(
         order=np.load(folder / "order.npy", mmap_mode="r"),
         offsets=np.load(folder / "offsets.npy"),
         hard_negatives=np.load(mined, mmap_mode="r") if mined.exists() else None,
+        label_clusters=np.load(clusters) if clusters.exists() else None,
     )
 
 
@@ -90,13 +93,25 @@ def refresh(
       params: current parameters.
       levels: of the clusters that are batches; joined batching clusters deeper.
     """
+    make = lambda folder: _write(folder, epoch, config, data, embedder, params, levels)
+    return write(workdir, epoch, make)
+
+
+def write(workdir: Path, epoch: int, make: Callable[[Path], dict[str, Any]]) -> Refresh:
+    """Have a refresh made in a temporary folder, then renamed; return what was written.
+
+    Args:
+      workdir: the run's work directory.
+      epoch: names the refresh.
+      make: writes the arrays into a folder and returns what took how long.
+    """
     allocator.give_back()  # the temporary memory of a step
     target = workdir / "refresh" / str(epoch)
     temporary = target.with_name(f"{epoch}.tmp")
     _remove(temporary)
     try:
         temporary.mkdir(parents=True)
-        times = _write(temporary, epoch, config, data, embedder, params, levels)
+        times = make(temporary)
         write_json(temporary / "info.json", {"epoch": epoch, **times})
         _remove(target)
         os.rename(temporary, target)
@@ -165,10 +180,8 @@ def _mine(
         times["nprobe"], times["recall"] = found.nprobe, round(found.recall, 4)
     started = time.perf_counter()
     shape = (data.labels.shape[0], config.eta * config.refresh_epochs)
-    # Written as a stream: in a memory map a full disk would be a SIGBUS, not an error.
-    with open(folder / "hard_negatives.npy", "wb") as file:
-        header = {"descr": "<i4", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
+
+    def blocks() -> Iterator[np.ndarray]:
         for first in range(0, shape[0], BLOCK_ROWS):
             size = min(BLOCK_ROWS, shape[0] - first)
             begin, end = np.searchsorted(rows, [first, first + size])
@@ -181,9 +194,21 @@ def _mine(
                 filters=None if data.filters is None else data.filters[part],
                 width=shape[1],
             )
-            file.write(block)
+            yield block
+
+    write_blocks(folder / "hard_negatives.npy", blocks(), shape)
     times["search"] = _lap(started)
     return times
+
+
+def write_blocks(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> None:
+    """Write int32 blocks of rows as one ``.npy`` file of that shape."""
+    # Written as a stream: in a memory map a full disk would be a SIGBUS, not an error.
+    with open(path, "wb") as file:
+        header = {"descr": "<i4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for block in blocks:
+            file.write(np.ascontiguousarray(block, "<i4"))
 
 
 def choose_index(kind: str, num_queries: int, num_labels: int, dim: int) -> str:

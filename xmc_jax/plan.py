@@ -10,10 +10,11 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from xmc_jax import augmentation
+from xmc_jax import augmentation, phases
 from xmc_jax.data import batches, gandalf, pools
 from xmc_jax.data import index as indexes
 from xmc_jax.data.dataset import Dataset
+from xmc_jax.training_data import WORD_VECTORS
 
 SAMPLE_TEXTS = 10_000
 FEW_ROWS = 10_000  # up to here the bag encoder's rates are those of a small data set
@@ -71,6 +72,27 @@ BOUNDS = {  # at least, at most
 }
 
 
+_SHARED_NAMES = ("fill", "table.dtype", *(name for name in NAMES if "gandalf" in name))
+FRUGAL_NAMES = {
+    **{name: NAMES[name] for name in _SHARED_NAMES},
+    "family": ("frugal",),
+    "batching": ("random",),
+    "encoder.name": WORD_VECTORS,
+    "table.init": ("labels", "normal"),
+}
+_ONLY_DUAL = ("head_dim", "head_dropout", "de_weight", "encoder.freeze")
+FRUGAL_BOUNDS = {
+    **{k: v for k, v in BOUNDS.items() if k not in _ONLY_DUAL and k[:3] not in ("de.", "clf")},
+    "dropout": (0, 0.99),
+    "label_dropout": (0, 0.99),
+    "meta_weight": (0, None),
+    "clusters.size": (1, None),
+    "clusters.top": (1, None),
+    "graph.neighbours": (1, None),
+    "graph.tokens": (1, None),
+}
+
+
 class PlanError(ValueError):
     """The run cannot be carried out as configured."""
 
@@ -81,7 +103,7 @@ def check(config: ConfigDict) -> None:
     Raises:
       PlanError: an unknown name (with the nearest one), or a number out of range.
     """
-    for field, known in NAMES.items():
+    for field, known in (FRUGAL_NAMES if "family" in config else NAMES).items():
         value = field_of(config, field)
         if value not in known:
             near = difflib.get_close_matches(str(value), known, n=1)
@@ -89,12 +111,15 @@ def check(config: ConfigDict) -> None:
             raise PlanError(
                 f"config.{field} = {value!r}: expected one of {', '.join(known)}.{hint}"
             )
-    for field, (low, high) in BOUNDS.items():
+    for field, (low, high) in (FRUGAL_BOUNDS if "family" in config else BOUNDS).items():
         value = field_of(config, field)
         if value is None or (value >= low and (high is None or value <= high)):
             continue
         expected = f"at least {low}" if high is None else f"{low} to {high}"
         raise PlanError(f"config.{field} = {value!r}: expected {expected}.")
+    if "family" in config:
+        _check_frugal(config)
+        return
     if config.encoder.freeze and config.encoder.name == "bag":
         raise PlanError(
             f"config.encoder.freeze = {config.encoder.freeze}: a bag of tokens has no layers to "
@@ -102,6 +127,28 @@ def check(config: ConfigDict) -> None:
         )
     if config.batching == "joined":
         batches.cluster_size(0, config.cluster_schedule)  # raises for a wrong schedule
+
+
+def _check_frugal(config: ConfigDict) -> None:
+    """What holds between the fields of a frugal configuration."""
+    if not config.classifier and not config.label_text:
+        raise PlanError(
+            "config.classifier = False, config.label_text = False: nothing is left of a label. Set "
+            "one of them to True."
+        )
+    if config.label_graph and not config.label_text:
+        raise PlanError("config.label_graph = True needs config.label_text = True.")
+    for epochs, free_weights, clusters in config.phases:
+        if epochs < 1 or clusters not in phases.CLUSTERS:
+            raise PlanError(
+                f"config.phases holds {(epochs, free_weights, clusters)}: expected at least an "
+                f"epoch, whether labels have free weights, and one of {', '.join(phases.CLUSTERS)}."
+            )
+        if not (free_weights or config.label_text) or (free_weights and not config.classifier):
+            raise PlanError(
+                f"config.phases holds {(epochs, free_weights, clusters)}: free weights need "
+                "config.classifier = True, their absence config.label_text = True."
+            )
 
 
 def field_of(config: ConfigDict, dotted: str) -> Any:
@@ -130,15 +177,18 @@ def resolve(config: ConfigDict, dataset: Dataset) -> tuple[ConfigDict, dict[str,
             section[name] = value
             chosen[title] = value
 
-    use_bag = jax.default_backend() == "cpu" and not config.encoder.freeze
+    use_bag = jax.default_backend() == "cpu" and not config.encoder.get("freeze")
     fill(config.encoder, "name", "bag" if use_bag else "distilbert-base-uncased", "encoder.name")
     fill(config, "max_length", _max_length(dataset), "max_length")
     fill(config, "batch_size", _batch_size(rows), "batch_size")
     fill(config, "pool_size", 10 * config.batch_size, "pool_size")
-    fill(config, "head_dim", 384 if num_labels < 500_000 else 256, "head_dim")
+    if "head_dim" in config:
+        fill(config, "head_dim", 384 if num_labels < 500_000 else 256, "head_dim")
     # With a budget of minutes this is the most that is done; the clock usually says less.
     steps = -(-rows // config.batch_size)
     fill(config, "epochs", int(np.clip(2_000 // steps, 5, 60)), "epochs")
+    if "phases" in config:
+        config.phases = phases.scaled(config.phases, config.epochs)
     if config.row_length < config.max_length:
         config.row_length = config.max_length
         chosen["row_length"] = config.max_length
@@ -146,7 +196,7 @@ def resolve(config: ConfigDict, dataset: Dataset) -> tuple[ConfigDict, dict[str,
     fill(config.encoder, "token_scale", 0.3 if rows < FEW_ROWS else 0.1, "encoder.token_scale")
     for name, rate in zip(("encoder", "heads", "table"), _rates(config.encoder.name, rows)):
         fill(config.lr, name, rate, f"lr.{name}")
-    if config.index == "auto" and (config.batching != "random" or config.hard_negatives):
+    if config.get("index") == "auto" and (config.batching != "random" or config.hard_negatives):
         accelerator = jax.default_backend() != "cpu"
         kind, seconds = indexes.choose(
             rows, num_labels, config.head_dim or 768, accelerator=accelerator

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from xmc_jax import evaluation, runs
+from xmc_jax import runs
 from xmc_jax.data import corpus
-from xmc_jax.data import index as indexes
+from xmc_jax.training_data import WORD_VECTORS
 from xmc_jax.workdir import replacing
 
 BLOCK_TEXTS = 8192  # of a file, in memory at once
@@ -59,7 +59,7 @@ class Predictor:
         kind: str = "exact",
     ) -> None:
         """Embed the labels; an index is built for a head when it is first used."""
-        self._run, self._kind = opened, kind
+        self._run = opened
         known = opened.label_texts()
         added: list[str] = []
         if new_labels is not None:
@@ -73,31 +73,31 @@ class Predictor:
                 "%d new labels have no classifier row: all labels are ranked by the DE head",
                 len(added),
             )
-        self._labels = evaluation.label_vectors(
+        self._ranker = opened.system.ranker(
             opened.embedder,
             opened.params,
             None if added else opened.table,
             self._tokens(self.label_texts),
+            kind=kind,
+            seed=opened.config.seed,
+            keep_indexes=True,
         )
-        self._indexes: dict[str, indexes.Index] = {}
 
     @property
     def heads(self) -> tuple[str, ...]:
         """Heads that can be asked, the default first."""
-        return self._labels.heads
+        return self._ranker.heads
 
     def label_vectors(self, *, head: str | None = None) -> np.ndarray:
         """Vectors of the labels, ``[L, d]`` (``[L, 2 d]`` for concat), in the order of ids."""
-        return self._labels.of(self._head(head))
+        return self._ranker.label_vectors(self._head(head))
 
     def encode(self, texts: Sequence[str], *, head: str | None = None) -> np.ndarray:
         """Vectors of texts, ``[n, d]`` (``[n, 2 d]`` for concat).
 
         Scores are their dot products with `label_vectors`.
         """
-        return evaluation.query_vectors(
-            self._run.embedder, self._run.params, self._tokens(texts), None, self._head(head)
-        )
+        return self._ranker.query_vectors(self._tokens(texts), None, self._head(head))
 
     def predict_ids(
         self,
@@ -113,15 +113,11 @@ class Predictor:
         Scores are in [-1, 1], of concat in [-2, 2]. A blank text has no labels.
         """
         head = self._head(head)
-        if head not in self._indexes:
-            self._indexes[head] = indexes.Index.build(
-                self._labels.of(head), self._kind, seed=self._run.config.seed
-            )
         if vectors is None:
             vectors = self.encode(texts, head=head)
         # A data set may hold one text under several ids: all of them are left out.
         extra = self._most_repeated() if exclude_same_text else 0
-        scores, ids = self._indexes[head].search(vectors, min(k + extra, len(self.label_texts)))
+        scores, ids = self._ranker.search(vectors, head, k + extra)
         if exclude_same_text:
             same = self._same_text(texts, ids)
             order = np.argsort(same, axis=1, kind="stable")
@@ -157,11 +153,11 @@ class Predictor:
     def _head(self, head: str | None) -> str:
         head = head or self.heads[0]
         if head not in self.heads:
-            reason = (
-                "new labels have no classifier row"
-                if self._run.table is not None
-                else ("the run has no classifier")
-            )
+            reason = "the run has no classifier"
+            if "clf" in self.heads:
+                reason = "the run has no dual encoder"
+            elif self._run.table is not None:
+                reason = "new labels have no classifier row"
             raise ValueError(f"head {head!r}: expected one of {self.heads}; {reason}.")
         return head
 
@@ -173,7 +169,7 @@ class Predictor:
             texts,
             self._run.tokenizer,
             max_length=config.max_length,
-            special_tokens=config.encoder.name != "bag",
+            special_tokens=config.encoder.name not in WORD_VECTORS,
         )
         return self._run.frozen(tokens, keep=False) if self._run.frozen else tokens
 

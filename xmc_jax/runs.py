@@ -16,7 +16,6 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from xmc_jax import (
-    augmentation,
     build,
     checkpoints,
     evaluation,
@@ -24,16 +23,16 @@ from xmc_jax import (
     label_pool,
     memory,
     metrics,
+    phases,
     plan,
     training_data,
     workdir,
 )
-from xmc_jax.batch_source import BatchSource
 from xmc_jax.data import formats, layouts, summary
 from xmc_jax.data import texts as text_files
 from xmc_jax.data import tokenizer as tokenizers
-from xmc_jax.embedding import Embedder
 from xmc_jax.propensity import inverse_propensity
+from xmc_jax.ranking import Ranker
 from xmc_jax.train_loop import CompiledStep, Run, initial_state, train
 
 
@@ -55,7 +54,7 @@ def start(
       WorkdirError, PlanError, CheckpointError, TrainingError: with what to do.
     """
     plan.check(config)
-    build.objective(config)  # names of losses
+    build.system(config)  # names of losses
     with workdir.held(folder):
         return _start(config, folder, overrides)
 
@@ -104,31 +103,21 @@ def _prepare(
     texts = text_files.JoinedTexts(dataset.train.texts, dataset.label_texts)
     tokenizer = build.tokenizer(resolved, texts, folder / "tokenizer")
     data = training_data.load(resolved, dataset, entry, tokenizer)
-    counts = training_data.token_counts(
-        (data.train_tokens, data.label_tokens), tokenizer.get_vocab_size()
-    )
-    encoder, init_encoder = build.encoder(resolved, tokenizer.get_vocab_size(), counts)
-    if resolved.encoder.freeze:
-        whole = init_encoder(jax.random.key(resolved.seed))
-        lower, encoder, rest = frozen.split_run(resolved, folder, encoder, whole)
-        data, init_encoder = frozen.freeze(data, lower), lambda key: rest
-    data = augmentation.augment(resolved, data)
-    model = build.model(resolved, encoder)
+    parts = build.parts(resolved, folder, data, tokenizer.get_vocab_size())
     run = Run(
         config=resolved,
         folder=folder,
-        data=data,
-        model=model,
-        source=BatchSource(resolved, data, encoder.max_segments),
-        embedder=build.embedder(resolved, model),
+        data=parts.data,
+        model=parts.model,
+        source=parts.system.source(resolved, parts.model, parts.data),
+        embedder=parts.embedder,
         epochs=resolved.epochs,
+        system=parts.system,
     )
-    params = model.init(jax.random.key(resolved.seed))
-    params["encoder"] = init_encoder(jax.random.key(resolved.seed))
     step = CompiledStep(run)
     if meta is None:
-        meta = _begin(run, step, params, config.to_dict(), source)
-    return run, step, params, meta
+        meta = _begin(run, step, parts.params, config.to_dict(), source)
+    return run, step, parts.params, meta
 
 
 def _begin(
@@ -151,12 +140,14 @@ def _begin(
     if config.max_minutes > 0:
         epochs = min(epochs, _epochs_in_budget(run, params, step))
         print(f"epochs: {epochs} in {config.max_minutes:g} minutes")
+    if "phases" in config:
+        config.phases = phases.scaled(config.phases, epochs)
     text_files.write_lines(run.folder / "labels", data.dataset.label_texts)
     meta = {
         "config": given,
         "resolved": config.to_dict(),
         "epochs": epochs,
-        "encoder": build.describe_encoder(run.model.encoder),
+        "encoder": build.describe(run.model),
         "num_labels": data.num_labels,
         "entry": dataclasses.asdict(data.entry),
         "data": {"digest": data.dataset.digest, "folder": str(source.absolute())},
@@ -215,6 +206,7 @@ class OpenRun:
       params: parameters.
       table: classifier table as stored, or None.
       embedder: of its model.
+      system: its `xmc_jax.train_loop.Run.system`.
       tokenizer: of the run.
       frozen: its frozen layers, where it has some.
     """
@@ -225,7 +217,8 @@ class OpenRun:
     step: int
     params: Any
     table: Any
-    embedder: Embedder
+    embedder: Any
+    system: Any
     tokenizer: Any
     data: training_data.TrainingData | None = None
     frozen: frozen.FrozenLayers | None = None
@@ -233,6 +226,12 @@ class OpenRun:
     def label_texts(self) -> text_files.LineTexts:
         """Texts of the labels, by id."""
         return text_files.LineTexts(self.folder / "labels")
+
+    def ranker(self, **options: Any) -> Ranker:
+        """Of the data set's labels, once its data are loaded; options: ``kind``, ``seed``."""
+        options = {"seed": self.config.seed, **options}
+        tokens = self.data.label_tokens
+        return self.system.ranker(self.embedder, self.params, self.table, tokens, **options)
 
     def load_data(self, data: str = "") -> training_data.TrainingData:
         """The run's data set; ``data`` says where it is now if it was moved."""
@@ -273,8 +272,11 @@ def open_run(folder: Path, *, step: int | None = None, run: Run | None = None) -
         raise checkpoints.CheckpointError(
             f"{folder / 'checkpoints'}: no sound checkpoint. Run training on it again."
         )
-    model = run.model if run else build.model(config, build.restore_encoder(meta["encoder"]))
-    params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    if run:
+        model, system, embedder = run.model, run.system, run.embedder
+    else:
+        model, system, embedder = build.opened(config, folder, meta)
+    params = system.parameter_shapes(model, meta["num_labels"])
     table = None
     if config.classifier:
         shape = (meta["num_labels"], model.dim)
@@ -289,10 +291,11 @@ def open_run(folder: Path, *, step: int | None = None, run: Run | None = None) -
         step=step,
         params=found["params"],
         table=found["table"],
-        embedder=run.embedder if run else build.embedder(config, model),
+        embedder=embedder,
+        system=system,
         tokenizer=tokenizers.load_tokenizer(folder / "tokenizer"),
         data=run.data if run else None,
-        frozen=frozen.load(folder, model.encoder, row_length=config.row_length),
+        frozen=frozen.load(folder, getattr(model, "encoder", None), row_length=config.row_length),
     )
 
 
@@ -330,18 +333,16 @@ def evaluate_run(
             "data set must have test rows, or config.held_out_share be above 0."
         )
     entry = loaded.entry
+    ranker = opened.ranker(kind=kind)
+    if kind == "exact":
+        logging.info("%s", ranker.memory(len(rows.rows)))
     result = evaluation.evaluate(
-        opened.embedder,
-        opened.params,
-        opened.table,
-        loaded.label_tokens,
+        ranker,
         rows,
         loaded.dataset.train.labels,
         inverse_propensity(loaded.dataset.train.labels, a=entry.a, b=entry.b),
-        opened.config,
         heads=heads,
         ks=ks,
-        kind=kind,
         keep=keep,
     )
     result = {
@@ -389,12 +390,8 @@ def evaluate_and_save(
     if held_out is None:
         return result, []
     head = next(iter(result["heads"]))
-    labels = evaluation.label_vectors(
-        opened.embedder, opened.params, opened.table, opened.data.label_tokens
-    )
-    ids, scores = evaluation.predict_split(
-        opened.embedder, opened.params, labels, held_out, head, k=100, kind=options["kind"]
-    )
+    ranker = opened.ranker(kind=options["kind"], seed=0)
+    ids, scores = evaluation.predict_split(ranker, held_out, head, k=100)
     return result, metrics.precision_recall_thresholds(
         scores, ids, held_out.truth, filter_pairs=held_out.filter_pairs
     )

@@ -16,19 +16,11 @@ from absl import logging
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from xmc_jax import build, checkpoints, evaluation, label_pool, mining, workdir
+from xmc_jax import checkpoints, evaluation, mining, phases, workdir
 from xmc_jax.batch_source import BatchSource
-from xmc_jax.embedding import Embedder
 from xmc_jax.propensity import inverse_propensity
 from xmc_jax.stopper import Interrupted, Stopper
-from xmc_jax.train_state import (
-    TrainState,
-    all_finite,
-    make_optimizer,
-    new_state,
-    warmup_cosine,
-)
-from xmc_jax.train_step import StepBatch, make_train_step
+from xmc_jax.train_state import TrainState, all_finite, warmup_cosine
 from xmc_jax.training_data import TrainingData
 
 CHOSEN_BY = "P@5"  # of held-out rows, best head, filtered
@@ -41,15 +33,20 @@ class TrainingError(RuntimeError):
 
 @dataclasses.dataclass
 class Run:
-    """What the loop works with; made once by ``xmc_jax.runs.start``."""
+    """What the loop works with; made once by ``xmc_jax.runs.start``.
+
+    ``system`` holds what differs between UniDEC (``xmc_jax.dual_system``) and the frugal
+    family (``xmc_jax.frugal_system``): optimiser, step, first state, phases, refresh, ranking.
+    """
 
     config: ConfigDict
     folder: Path
     data: TrainingData
     model: Any
     source: BatchSource
-    embedder: Embedder
+    embedder: Any
     epochs: int
+    system: Any
 
     @property
     def total_steps(self) -> int:
@@ -57,8 +54,12 @@ class Run:
         return self.epochs * self.source.steps_per_epoch
 
     def factor(self, step: int) -> float:
-        """Factor of the learning rates after ``step`` steps."""
-        total = self.total_steps
+        """Factor of the learning rates after ``step`` steps; it rises and falls in each phase."""
+        per_epoch, total = self.source.steps_per_epoch, self.total_steps
+        ranges = phases.of(self.config)
+        if len(ranges) > 1:
+            phase = phases.at(self.config, step // per_epoch)
+            step, total = step - phase.first * per_epoch, phase.epochs * per_epoch
         return warmup_cosine(
             step, total_steps=total, warmup_steps=round(self.config.lr.warmup * total)
         )
@@ -69,73 +70,46 @@ class CompiledStep:
 
     def __init__(self, run: Run) -> None:
         """Build the jitted step; nothing is compiled yet."""
-        config = run.config
-        self.optimizer = make_optimizer(
-            encoder_rate=config.lr.encoder,
-            head_rate=config.lr.heads,
-            weight_decay=config.lr.weight_decay,
-            clip_norm=config.lr.clip_norm,
-        )
-        self._jitted = make_train_step(
-            run.model,
-            build.objective(config),
-            self.optimizer,
-            table_rate=config.lr.table,
-            seed=config.seed,
-        )
-        self.compiled: dict[tuple[int, ...], Any] = {}
+        self.optimizer = run.system.optimizer(run.config)
+        self._jitted = run.system.make_step(run, self.optimizer)
+        self.compiled: dict[Any, Any] = {}
 
-    def compile(self, state: TrainState, batch: StepBatch) -> Any:
-        """The executable for the batch's shape; ``state`` may be shapes only."""
-        shape = batch.tokens.ids.shape
-        if shape not in self.compiled:
+    def compile(self, state: TrainState, batch: Any) -> Any:
+        """The executable for the batch's shapes; ``state`` may be shapes only."""
+        leaves, structure = jax.tree.flatten(batch)
+        shapes = structure, *(leaf.shape for leaf in leaves)
+        if shapes not in self.compiled:
             started = time.perf_counter()
             # Shapes only: a resumed run compiles the same program as one that was not stopped.
             abstract = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, batch)
             )
-            self.compiled[shape] = self._jitted.lower(*abstract, np.float32(1)).compile()
+            self.compiled[shapes] = self._jitted.lower(*abstract, np.float32(1)).compile()
             logging.info(
                 "compiled the step for %d rows in %.1f s (shape %d)",
-                shape[0],
+                batch.tokens.ids.shape[0],
                 time.perf_counter() - started,
                 len(self.compiled),
             )
-        return self.compiled[shape]
+        return self.compiled[shapes]
 
     def __call__(
-        self, state: TrainState, batch: StepBatch, factor: float
+        self, state: TrainState, batch: Any, factor: float
     ) -> tuple[TrainState, dict[str, Any]]:
         """One step; the state is donated."""
         return self.compile(state, batch)(state, batch, np.float32(factor))
 
 
 def initial_state(run: Run, params: Any, optimizer: Any, *, table: bool = True) -> TrainState:
-    """Step 0; the classifier table starts from DE label embeddings or noise.
+    """The state at step 0.
 
     Args:
       run: the run.
       params: first parameters of the model.
       optimizer: of the parameters.
-      table: False leaves the table at zero (to measure a step before the real start).
+      table: False leaves at zero what takes time (to measure a step before the real start).
     """
-    config = run.config
-    if not config.classifier:
-        return new_state(params, optimizer)
-    shape = (run.data.num_labels, run.model.dim)
-    if not table:
-        rows = jax.numpy.zeros(shape, jax.numpy.float32)
-    elif config.table.init == "labels":
-        rows = run.embedder.de(params, run.data.label_tokens)
-        rows *= config.table.scale
-    elif config.table.init == "normal":
-        key = jax.random.fold_in(jax.random.key(config.seed), 1)
-        rows = config.table.scale * jax.random.normal(key, shape)
-    else:
-        raise ValueError(
-            f"config.table.init = {config.table.init!r}: expected 'labels' or 'normal'."
-        )
-    return new_state(params, optimizer, label_pool.to_storage(rows, config.table.dtype))
+    return run.system.initial_state(run, params, optimizer, table=table)
 
 
 def held_out_score(run: Run, state: TrainState) -> tuple[float, dict[str, float]] | None:
@@ -144,20 +118,13 @@ def held_out_score(run: Run, state: TrainState) -> tuple[float, dict[str, float]
     if split is None:
         return None
     weights = _inverse_propensity(run.data)
-    labels = evaluation.label_vectors(
-        run.embedder, state.params, state.table, run.data.label_tokens
-    )
-    head = labels.heads[0]
-    ids, _ = evaluation.predict_split(
-        run.embedder,
-        state.params,
-        labels,
-        split,
-        head,
-        k=evaluation.depth(split, (1, 3, 5)),
+    ranker = run.system.ranker(
+        *(run.embedder, state.params, state.table, run.data.label_tokens),
         kind="auto",
         seed=run.config.seed,
     )
+    deep = evaluation.depth(split, (1, 3, 5))
+    ids, _ = evaluation.predict_split(ranker, split, ranker.heads[0], k=deep)
     found = evaluation.report(ids, split, weights, (1, 3, 5))["filtered"]
     return found[CHOSEN_BY], found
 
@@ -222,6 +189,9 @@ class _Loop:
             self.evaluate_and_save(state, epoch)
         elif epoch and refresh_due:
             self.save(state, epoch)  # a killed refresh begins again from here
+        if epoch and phases.at(config, epoch).first == epoch:
+            # Not saved: a function of the state that was, so it is made again if need be.
+            state = self.run.system.begin_phase(self.run, state, self.step.optimizer, epoch)
         self.use_refresh(state, epoch)
         return state
 
@@ -248,15 +218,7 @@ class _Loop:
         run = self.run
         try:
             with self.stopper.at_once():
-                return mining.refresh(
-                    run.folder,
-                    epoch,
-                    run.config,
-                    run.data,
-                    run.embedder,
-                    state.params,
-                    run.source.levels,
-                )
+                return run.system.refresh(run, state, epoch)
         except Interrupted:
             self._say_how_to_continue(state)
             raise
@@ -347,13 +309,10 @@ class _Loop:
         if not math.isfinite(values["loss"]) or not math.isfinite(values["gradient_norm"]):
             what = f"loss {values['loss']}, gradient norm {values['gradient_norm']}"
             raise self._diverged(number, epoch, what)
+        parts_of_loss = [n.removeprefix("loss_") for n in values if n.startswith("loss_")]
         self.bar.set_postfix_str(
             f"loss {values['loss']:.3f}"
-            + (
-                f" de {values['loss_de']:.3f} clf {values['loss_clf']:.3f}"
-                if "loss_clf" in values
-                else ""
-            )
+            + "".join(f" {name} {values[f'loss_{name}']:.3f}" for name in parts_of_loss)
             + (f", {tokens_per_second / 1e3:.1f} K tokens/s" if tokens_per_second else ""),
             refresh=False,
         )

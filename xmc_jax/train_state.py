@@ -61,16 +61,18 @@ def make_optimizer(
     head_rate: float,
     weight_decay: float = 0.0,
     clip_norm: float = 0.0,
+    encoder_names: tuple[str, ...] = ("encoder",),
 ) -> optax.GradientTransformation:
     """AdamW at its peak rates, one for the encoder and one for everything else in ``params``.
 
     An update is linear in the rate, so that the step multiplies it by the schedule's factor.
 
     Args:
-      encoder_rate: peak learning rate of ``params["encoder"]``.
-      head_rate: peak learning rate of the heads.
+      encoder_rate: peak learning rate of the encoder.
+      head_rate: peak learning rate of everything else.
       weight_decay: decoupled decay, on matrices only (biases and norms are left alone).
       clip_norm: global gradient norm to clip at; 0 = none.
+      encoder_names: names of ``params`` that are the encoder.
     """
     adam = lambda rate: optax.adamw(
         rate,
@@ -78,7 +80,7 @@ def make_optimizer(
         mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
     )
     groups = {"encoder": adam(encoder_rate), "head": adam(head_rate)}
-    labels = lambda params: {k: "encoder" if k == "encoder" else "head" for k in params}
+    labels = lambda params: {k: "encoder" if k in encoder_names else "head" for k in params}
     optimizer = optax.multi_transform(groups, labels)
     if clip_norm > 0:
         optimizer = optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)

@@ -19,6 +19,8 @@ from xmc_jax.data import corpus, formats, layouts, splits
 from xmc_jax.data.corpus import JoinedTokens, TokenStore
 from xmc_jax.data.dataset import Dataset, filter_matrix
 
+WORD_VECTORS = ("bag", "inception")  # encoders of token vectors alone; others are pretrained
+
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSplit:
@@ -135,7 +137,7 @@ def token_store(config: ConfigDict, tokenizer: Any, texts: Sequence[str]) -> Tok
         tokenizer,
         max_length=config.max_length,
         folder=cache_folder() / "tokens",
-        special_tokens=config.encoder.name != "bag",
+        special_tokens=config.encoder.name not in WORD_VECTORS,
     )
 
 

@@ -18,7 +18,16 @@ import numpy as np
 from absl import logging
 
 # What training writes; a folder that holds one of these but no meta.json is not ours to use.
-OURS = ("checkpoints", "frozen", "labels", "metrics.jsonl", "refresh", "tokenizer")
+OURS = (
+    "checkpoints",
+    "features",
+    "features.tmp",
+    "frozen",
+    "labels",
+    "metrics.jsonl",
+    "refresh",
+    "tokenizer",
+)
 UNFINISHED = ".unfinished"  # lies in a folder whose run has not begun yet: meta.json comes last
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "faiss-cpu")
 

@@ -35,12 +35,33 @@ def exact_search(queries: np.ndarray, labels: np.ndarray, k: int) -> tuple[np.nd
       scores ``[n, k]`` float32, descending, and ids ``[n, k]`` int32; equal scores by ascending id;
       -inf and -1 where there are fewer than k labels (or a score is NaN).
     """
+    product = host_product()
+    return blocked_search(queries, len(labels), k, lambda x, a, b: product(x, labels[a:b]))
+
+
+def blocked_search(
+    queries: np.ndarray,
+    num_labels: int,
+    k: int,
+    score: Callable[[np.ndarray, int, int], np.ndarray],
+) -> tuple[np.ndarray, np.ndarray]:
+    """`exact_search` with any score.
+
+    Args:
+      queries: ``[n, d]`` float32.
+      num_labels: L.
+      k: results a query.
+      score: ``(queries [q, d], a, b) -> [q, b - a]`` float32, scores of labels a to b - 1; called
+        from several threads.
+
+    Returns:
+      As `exact_search`.
+    """
     queries = np.ascontiguousarray(queries, np.float32)
-    width = min(len(labels), max(_LABELS, 4 * k))
+    width = min(num_labels, max(_LABELS, 4 * k))
     step = max(1, min(_TILE // max(1, width), 512))
     scores = np.full((len(queries), k), -np.inf, np.float32)
     ids = np.full((len(queries), k), -1, np.int32)
-    product = host_product()
 
     def job(start):
         block = queries[start : start + step]
@@ -48,8 +69,8 @@ def exact_search(queries: np.ndarray, labels: np.ndarray, k: int) -> tuple[np.nd
         if number < step:  # few sizes, few compilations
             block = _padded(block, min(step, 1 << (number - 1).bit_length()))
         best = scores[start : start + step], ids[start : start + step]
-        for first in range(0, len(labels), width):
-            s = product(block, labels[first : first + width])[:number]
+        for first in range(0, num_labels, width):
+            s = score(block, first, min(first + width, num_labels))[:number]
             _improve(*best, s, first)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as workers:

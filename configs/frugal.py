@@ -1,0 +1,190 @@
+"""The frugal classifiers: Astec, DECAF, ECLARE, InceptionXML, InceptionXML-LF; with Gandalf or not.
+
+python -m xmc_jax.train --config=configs/frugal.py:astec,wordnet-mini
+python -m xmc_jax.train --config=configs/frugal.py:eclare,amazontitles131k,gandalf --data=FOLDER
+python -m xmc_jax.train --config=configs/frugal.py:decaf,OWN_FOLDER_OR_FILE --config.max_minutes=30
+
+SYSTEM,DATASET, then options: gandalf, embeddings=FOLDER (a pretrained model's token table), debug.
+
+One model with parts is trained in one way: hard negatives come from a meta-classifier over label
+clusters that is trained along. The papers' own stages differ from system to system and are not
+reproduced. What they print is marked [theirs]: the table of hyper-parameters of their papers and
+code; everything else is our choice [ours]. A field that is None is derived from the data and the
+device when the run starts, and printed.
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict, config_dict
+
+from configs import unidec
+from xmc_jax import catalog, config_args
+
+# Parts [Gandalf, appendix A; thesis 1.4]. Epochs: the sum of the papers' stages; rates: those of
+# the first stage for the encoder and of the last one for the rest, as for LF-AmazonTitles-131K;
+# dropout before the classifiers; batch [theirs]. InceptionXML-LF's epochs of a phase are not
+# printed: InceptionXML's, halved [ours].
+SYSTEMS = {
+    "astec": dict(batch=255, epochs=35, dropout=0.5, encoder_rate=0.03, rate=1e-3),
+    "decaf": dict(batch=255, epochs=30, dropout=0.2, encoder_rate=0.01, rate=8e-3, text=True),
+    "eclare": dict(
+        batch=255, epochs=30, dropout=0.2, encoder_rate=5e-3, rate=4e-3, text=True, graph=True
+    ),
+    "inceptionxml": dict(
+        batch=128, epochs=45, dropout=0.5, encoder_rate=5e-3, rate=5e-3, inception=True
+    ),
+    "inceptionxml-lf": dict(
+        batch=128,
+        epochs=45,
+        dropout=0.5,
+        encoder_rate=5e-3,
+        rate=5e-3,
+        inception=True,
+        experts=True,
+        text=True,
+        graph=True,
+        phases=2,
+    ),
+}
+ASTEC_RATES = {  # [theirs]: encoder, rest, where they are not those of LF-AmazonTitles-131K
+    "LF-AmazonTitles-1.3M": (3e-3, 5e-4),
+    "LF-WikiTitles-500K": (5e-3, 5e-4),
+    "LF-WikiSeeAlsoTitles-320K": (5e-3, 2e-3),
+}
+SMALL = ("LF-WordNetTitles-Mini", "LF-WordNetTitles", "LF-MobyTitles")
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """The configuration of ``SYSTEM,DATASET[,option...]``."""
+    name, _, rest = (arg or "astec,wordnet-mini").partition(",")
+    if name not in SYSTEMS:
+        raise ValueError(
+            f"configs/frugal.py: system {name!r}; expected one of {', '.join(SYSTEMS)}, then a "
+            "comma and the data set, as in astec,wordnet-mini."
+        )
+    options = config_args.parse(
+        rest, dataset="wordnet-mini", embeddings="", gandalf=False, debug=False
+    )
+    entry = catalog.find(options.dataset)
+    config = _common(name, entry.name if entry else options.dataset)
+    if entry is None:
+        _own_data(config)
+    elif entry.name in SMALL:
+        _small(config, entry.name)
+    else:
+        _papers(config, name, entry)
+    config.encoder.embeddings = options.embeddings
+    config.gandalf.enabled = options.gandalf
+    if options.debug:
+        config.batch_size, config.pool_size = 32, 128
+        config.epochs = 2
+        config.held_out_share, config.held_out_rows, config.max_minutes = 0.05, 50, 0.0
+    return config
+
+
+def _common(name: str, dataset: str) -> ConfigDict:
+    """What all data sets share."""
+    parts = SYSTEMS[name]
+    config = ConfigDict()
+    config.family = "frugal"
+    config.dataset = dataset  # name, alias, folder or file
+    config.data = ""  # folder of the data set, or a root that holds it; --data sets it
+    config.seed = 0
+    config.max_length = 32  # tokens of a text
+    config.row_length = 32  # tokens in a packed row; texts longer than that: max_length [ours]
+    config.max_minutes = 0.0  # > 0: as many epochs as fit; the cosine ends there
+    config.epochs = config_dict.placeholder(int)
+    # (epochs, free weights, clusters by pifa or text): proportions, scaled to the run's epochs.
+    config.phases = ((1, True, "pifa"),)
+
+    config.encoder = ConfigDict()
+    config.encoder.name = "inception" if "inception" in parts else "bag"
+    config.encoder.experts = "experts" in parts  # InceptionXML-LF's router and second convolutions
+    config.encoder.dim = 300  # of word vectors, features and label vectors [theirs]
+    config.encoder.dropout = 0.25 if "inception" in parts else 0.2  # within the encoder
+    config.encoder.embeddings = ""  # pretrained folder whose word embeddings start the table
+    config.encoder.vocab_size = 30_000  # of a WordPiece vocabulary trained on the data's texts
+    config.dropout = parts["dropout"]  # before both classifiers
+    config.label_dropout = 0.2  # in the label towers and their attention [ours]
+    config.label_text = "text" in parts  # part of a label's vector: its text
+    config.label_graph = "graph" in parts  # its neighbours' texts
+    config.classifier = True  # free weights of its own, in the phases that have them
+    config.graph = ConfigDict()
+    config.graph.neighbours = 10  # [theirs: ECLARE]
+    config.graph.tokens = 32  # heaviest ones of a label's neighbourhood [ours]
+    config.clusters = ConfigDict()
+    config.clusters.size = 32  # labels of a cluster; their number is a power of two
+    config.clusters.top = 20  # clusters a query, whose labels are its shortlist [theirs: INC]
+    config.meta_weight = 1.0  # of the clusters' loss [theirs: INC]
+    config.table = ConfigDict()
+    config.table.init = "labels" if config.label_text else "normal"  # of free weights: z1 or noise
+    config.table.scale = 1.0 if config.label_text else 0.01  # [ours]
+    config.table.dtype = "float32"  # or bfloat16; the two moments stay float32
+
+    config.batch_size = config_dict.placeholder(int)  # Q
+    config.pool_size = config_dict.placeholder(int)  # P
+    config.beta = 5  # sampled positives a query
+    config.eta = 8  # hard negatives a query, from its shortlist
+    config.hard_negatives = True
+    config.fill = "random"  # of a pool below capacity: positives, random or none
+    config.extra_positives = 0  # a query, beyond beta
+    config.extra_pool_size = 0  # room for them
+    config.mask_filter_pairs = True  # False only to measure what masking is worth
+    config.batching = "random"
+    config.refresh_epochs = 5  # between two shortlists
+    config.warmup_epochs = 0
+    config.gandalf = unidec.gandalf_options()
+
+    config.lr = ConfigDict()
+    config.lr.encoder = parts["encoder_rate"]  # word vectors and query encoder
+    config.lr.heads = parts["rate"]  # meta-classifier, label towers, attention
+    config.lr.table = parts["rate"]  # SparseAdam: moments of untouched rows do not decay
+    config.lr.warmup = 0.1  # share of the steps of a phase [ours]
+    config.lr.weight_decay = 0.0
+    config.lr.clip_norm = 0.0  # 0 = none
+    config.held_out_share = 0.05  # of the training rows, to choose the checkpoint; 0 = none
+    config.held_out_rows = 10_000  # at most
+    config.eval_epochs = 5
+    config.log_steps = 20
+    if "phases" in parts:  # appendix A.4; how long each is is not printed: alike [ours]
+        config.phases = ((1, False, "pifa"), (1, True, "text"))
+    return config
+
+
+def _papers(config: ConfigDict, name: str, entry: catalog.Entry) -> None:
+    """The papers' data sets."""
+    parts = SYSTEMS[name]
+    config.max_length = entry.max_length
+    config.row_length = max(32, entry.max_length)
+    config.batch_size, config.pool_size = parts["batch"], 4096  # pool [ours]
+    config.eta = 12  # [ours]
+    config.epochs = parts["epochs"]
+    config.clusters.size = 8  # 16,384 on LF-AmazonTitles-131K [theirs: INC]
+    if entry.name == "LF-AmazonTitles-1.3M" and config.encoder.name == "bag":
+        config.encoder.dim = 512  # [theirs: Astec, DECAF]
+    if name == "astec" and entry.name in ASTEC_RATES:
+        config.lr.encoder, rate = ASTEC_RATES[entry.name]
+        config.lr.heads = config.lr.table = rate
+
+
+def _small(config: ConfigDict, dataset: str) -> None:
+    """Our own data sets: minutes on two cores [all ours]."""
+    config.encoder.dim = 256
+    config.held_out_share, config.eval_epochs = 0.01, 10
+    config.lr.encoder, config.lr.heads, config.lr.table = 1e-2, 1e-2, 1e-2
+    if dataset == "LF-WordNetTitles-Mini":
+        # 5 % of 1,850 rows are too few to choose by, too many to lose.
+        config.held_out_share = 0.0
+        config.batch_size, config.pool_size, config.epochs = 128, 1024, 40
+    elif dataset == "LF-MobyTitles":
+        config.batch_size, config.pool_size, config.epochs = 512, 2560, 20
+        config.held_out_share = 0.05
+    else:
+        config.batch_size, config.pool_size, config.epochs = 256, 2560, 10
+
+
+def _own_data(config: ConfigDict) -> None:
+    """People's own data: sizes follow from N, L and text lengths."""
+    config.max_length = config_dict.placeholder(int)
+    config.max_minutes = 30.0
+    config.lr.encoder = config.lr.heads = config.lr.table = 5e-3  # [ours]

@@ -1,0 +1,90 @@
+"""Rankers: how a trained model ranks all labels for a text; evaluation and prediction ask them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from xmc_jax import evaluation
+from xmc_jax.data import index as indexes
+from xmc_jax.embedding import Embedder
+from xmc_jax.mining import choose_index
+
+
+class Ranker(Protocol):
+    """What evaluation and prediction need of a trained model.
+
+    Attributes:
+      heads: names of its scores, the one to be chosen by first.
+      num_labels: L.
+    """
+
+    heads: tuple[str, ...]
+    num_labels: int
+
+    def label_vectors(self, head: str) -> np.ndarray:
+        """Vectors of the labels, ``[L, w]``."""
+
+    def query_vectors(self, tokens: Any, rows: np.ndarray | None, head: str) -> np.ndarray:
+        """Vectors of texts (default all of the store), ``[n, v]``, which `search` takes."""
+
+    def search(self, queries: np.ndarray, head: str, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k labels of highest score: scores ``[n, k]``, descending, and ids (-1 = none)."""
+
+    def memory(self, num_queries: int) -> str:
+        """What exact search holds, in words."""
+
+
+class DualRanker:
+    """UniDEC and DePSL: inner products of unit vectors, by an index of the label vectors."""
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        params: Any,
+        table: Any,
+        label_tokens: Any,
+        *,
+        kind: str = "exact",
+        seed: int = 0,
+        keep_indexes: bool = False,
+    ) -> None:
+        """Embed the labels; an index is built when a head is first searched.
+
+        Args:
+          embedder: of the model.
+          params: its parameters.
+          table: ``[L, d]`` as stored in the train state, or None.
+          label_tokens: token store of the label texts.
+          kind: index: exact, hnsw, ivf or auto.
+          seed: of the index.
+          keep_indexes: keep every head's index, not the last one alone.
+        """
+        self._embedder, self._params = embedder, params
+        self._kind, self._seed, self._keep = kind, seed, keep_indexes
+        self._labels = evaluation.label_vectors(embedder, params, table, label_tokens)
+        self._indexes: dict[str, indexes.Index] = {}
+        self.heads, self.num_labels = self._labels.heads, len(self._labels.de)
+
+    def label_vectors(self, head: str) -> np.ndarray:
+        """Unit vectors of a head; concat: both side by side."""
+        return self._labels.of(head)
+
+    def query_vectors(self, tokens: Any, rows: np.ndarray | None, head: str) -> np.ndarray:
+        """Unit vectors, to be multiplied with `label_vectors`."""
+        return evaluation.query_vectors(self._embedder, self._params, tokens, rows, head)
+
+    def search(self, queries: np.ndarray, head: str, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Scores and ids by the index of the head."""
+        if head not in self._indexes:
+            if not self._keep:
+                self._indexes.clear()  # before the next one is made: it may be large
+            vectors = self._labels.of(head)
+            kind = choose_index(self._kind, len(queries), *vectors.shape)
+            self._indexes[head] = indexes.Index.build(vectors, kind, seed=self._seed)
+        return self._indexes[head].search(queries, min(k, self.num_labels))
+
+    def memory(self, num_queries: int) -> str:
+        """What exact search of the widest head holds."""
+        return evaluation.exact_search_memory(self._labels, num_queries)
