@@ -115,6 +115,7 @@ def _common(name: str, dataset: str) -> ConfigDict:
     config.clusters = ConfigDict()
     config.clusters.size = 32  # labels of a cluster; their number is a power of two
     config.clusters.top = 20  # clusters a query, whose labels are its shortlist [theirs: INC]
+    config.offset = -4.0  # of all labels' scores at the start; it is trained [ours]
     config.meta_weight = 1.0  # of the clusters' loss [theirs: INC]
     config.table = ConfigDict()
     config.table.init = "labels" if config.label_text else "normal"  # of free weights: z1 or noise

@@ -101,8 +101,8 @@ class FrugalRanker:
     """Exact ranking by ``p(label) p(cluster of the label)``, over labels in blocks.
 
     Labels stand in the order of their clusters, so that a block of labels needs a block of
-    clusters: all is scored once, in bounded memory. Sums of log-probabilities are compared, for products of
-    probabilities near 1 are equal in 32 bits.
+    clusters: all is scored once, in bounded memory. Sums of log-probabilities are compared, for
+    products of probabilities near 1 are equal in 32 bits.
     """
 
     heads = ("clf",)
@@ -152,6 +152,7 @@ class FrugalRanker:
         self._vectors = vectors[self._order]
         meta = params["meta"]
         self._kernel, self._bias = np.asarray(meta["kernel"]), np.asarray(meta["bias"])
+        self._offset = np.float32(params["offset"])
         self._smallest = max(1, int(np.bincount(clusters).min(initial=len(clusters))))
         self._device = jax.local_devices(backend="cpu")[0]
 
@@ -186,6 +187,7 @@ class FrugalRanker:
                 self._kernel[:, first : first + number],
                 self._bias[first : first + number],
                 self._clusters[begin:end] - first,
+                self._offset,
             )
             return np.asarray(scores)
 
@@ -200,11 +202,16 @@ class FrugalRanker:
 
 @jax.jit
 def _log_probabilities(
-    queries: jax.Array, vectors: jax.Array, kernel: jax.Array, bias: jax.Array, cluster: jax.Array
+    queries: jax.Array,
+    vectors: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array,
+    cluster: jax.Array,
+    offset: jax.Array,
 ) -> jax.Array:
-    """``log sigmoid(<x_e, w_l>) + log sigmoid(<x_m, v_c> + b_c)``, ``[q, labels]``."""
+    """``log sigmoid(<x_e, w_l> + b) + log sigmoid(<x_m, v_c> + b_c)``, ``[q, labels]``."""
     extreme, meta = jnp.split(queries, 2, axis=1)
     high = jax.lax.Precision.HIGHEST
-    labels = jax.nn.log_sigmoid(jnp.matmul(extreme, vectors.T, precision=high))
+    labels = jax.nn.log_sigmoid(jnp.matmul(extreme, vectors.T, precision=high) + offset)
     clusters = jax.nn.log_sigmoid(jnp.matmul(meta, kernel, precision=high) + bias)
     return labels + jnp.take(clusters, cluster, axis=1, mode="clip")

@@ -93,7 +93,7 @@ def frugal_loss(
     labels, moving = model.label_vectors(
         {**params, "moving": moving}, texts, graphs, rows, key=label_key, train=True
     )  # [P, D]
-    scores = extreme @ labels.T  # [Q, P]
+    scores = extreme @ labels.T + params["offset"]  # [Q, P]
     loss_labels = sigmoid_bce_loss(scores, batch.targets.astype(jnp.float32), where=batch.where)
     loss_clusters = sigmoid_bce_loss(
         model.cluster_scores(params, meta),  # [Q, C]

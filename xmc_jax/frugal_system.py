@@ -91,13 +91,14 @@ class FrugalSystem:
             "label_clusters": jax.ShapeDtypeStruct((num_labels,), np.int32),
             "free_weights": jax.ShapeDtypeStruct((), np.bool_),
         }
-        return {**params, "phase": facts}
+        return {**params, "phase": facts, "offset": jax.ShapeDtypeStruct((), np.float32)}
 
     def initial_state(
         self, run: Run, params: Any, optimizer: optax.GradientTransformation, *, table: bool
     ) -> TrainState:
         """Step 0, in the first phase. ``table=False``: no clusters yet, free weights at zero."""
         config, phase = run.config, phases.of(run.config)[0]
+        params = {**params, "offset": jnp.float32(config.offset)}
         if table:
             params = self._with_phase(run, params, phase)
         else:
