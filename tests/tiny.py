@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
-from configs import unidec
+from configs import frugal, unidec
 
 ROOT = Path(__file__).parent.parent
 TOPICS = ("apple", "river", "engine", "violin", "planet", "garden", "castle", "copper")
@@ -60,6 +60,18 @@ def config(source: Path | str, **changes: object) -> ConfigDict:
     dotted = {name.replace("__", "."): value for name, value in changes.items()}
     with made.unlocked():
         made.update_from_flattened_dict({**SMALL, **dotted})
+    return made
+
+
+def frugal_config(system: str, source: Path | str, **changes: object) -> ConfigDict:
+    """A small configuration of a frugal system; ``changes`` use ``__`` for dots."""
+    made = frugal.get_config(f"{system},{source}")
+    small = {name: value for name, value in SMALL.items() if not name.startswith("head")}
+    small = {**small, "encoder.name": made.encoder.name, "batching": "random"}
+    small["encoder.dim"] = 64 if made.encoder.name == "inception" else 16
+    dotted = {name.replace("__", "."): value for name, value in changes.items()}
+    with made.unlocked():
+        made.update_from_flattened_dict({**small, "clusters.size": 4, "clusters.top": 4, **dotted})
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
@@ -11,11 +12,13 @@ from tqdm import tqdm
 
 from xmc_jax import label_pool
 from xmc_jax.data.corpus import JoinedTokens, TokenStore
-from xmc_jax.data.exact_search import blocked_search
+from xmc_jax.data.exact_search import blocked_search, host_device
 from xmc_jax.embedding import chunks
 from xmc_jax.frugal_source import LABEL_SEGMENTS, GraphRows
+from xmc_jax.models.inception import InceptionQueries
 
 CHUNK_TEXTS = 2048
+INCEPTION_TEXTS = 256  # whose features need an array [texts, words, D], also for empty places
 CHUNK_TOKENS = 24_576  # padding included
 
 
@@ -30,9 +33,9 @@ class FrugalEmbedder:
           row_length: tokens in a packed row, at least the longest text.
         """
         self.model = model
-        segments = model.queries.max_segments
-        self._queries = {"row_length": row_length, "max_segments": segments}
-        self._labels = {"row_length": row_length, "max_segments": LABEL_SEGMENTS}
+        self._row_length, self._segments = row_length, model.queries.max_segments
+        of_words = isinstance(model.queries, InceptionQueries)
+        self._query_texts = INCEPTION_TEXTS if of_words else CHUNK_TEXTS
         self._features = jax.jit(lambda params, tokens: model.features(params, tokens)[0])
         self._texts = jax.jit(model.text_vectors)
         self._vectors = jax.jit(self._label_vectors)
@@ -43,12 +46,13 @@ class FrugalEmbedder:
         """Meta and extreme features of ``rows`` (default all), each ``[n, D]``."""
         rows = np.arange(len(store)) if rows is None else np.asarray(rows)
         run = lambda start, stop, tokens: self._features(params, tokens)
-        return tuple(self._run(store, rows, run, 2, self._queries))
+        options = (self._query_texts, self._segments)
+        return tuple(self._run(store, rows, run, 2, *options))
 
     def texts(self, params: Any, store: TokenStore) -> np.ndarray:
         """z1 of all label texts, ``[L, D]``."""
         run = lambda start, stop, tokens: (self._texts(params, tokens),)
-        return self._run(store, np.arange(len(store)), run, 1, self._labels)[0]
+        return self._run(store, np.arange(len(store)), run, 1)[0]
 
     def label_vectors(
         self, params: Any, table: Any, store: TokenStore, graph: GraphRows | None
@@ -74,7 +78,7 @@ class FrugalEmbedder:
                 own = label_pool.gather_rows(table, np.where(labels < 0, len(store), labels))
             return (self._vectors(params, tokens, rows, own),)
 
-        return self._run(store, np.arange(len(store)), run, 1, self._labels)[0]
+        return self._run(store, np.arange(len(store)), run, 1)[0]
 
     def _label_vectors(self, params: Any, tokens: Any, graph: Any, own: Any) -> jax.Array:
         texts = self.model.text_vectors(params, tokens)
@@ -84,13 +88,20 @@ class FrugalEmbedder:
         return self.model.label_vectors(params, texts, graphs, own)[0]
 
     def _run(
-        self, store: Any, rows: np.ndarray, function: Any, outputs: int, options: dict[str, int]
+        self,
+        store: Any,
+        rows: np.ndarray,
+        function: Any,
+        outputs: int,
+        texts: int = CHUNK_TEXTS,
+        segments: int = LABEL_SEGMENTS,
     ) -> list[np.ndarray]:
         found = [np.zeros((len(rows), self.model.dim), np.float32) for _ in range(outputs)]
-        num_rows = max(1, CHUNK_TOKENS // options["row_length"])
+        num_rows = max(1, min(CHUNK_TOKENS // self._row_length, texts))
+        options = {"row_length": self._row_length, "max_segments": segments}
         bar = tqdm(total=len(rows), desc="embedding", unit=" texts", delay=2, leave=False)
         with bar:
-            for start, stop, tokens in chunks(store, rows, num_rows, CHUNK_TEXTS, **options):
+            for start, stop, tokens in chunks(store, rows, num_rows, texts, **options):
                 for array, part in zip(found, function(start, stop, tokens)):
                     array[start:stop] = np.asarray(part)[: stop - start]
                 bar.update(stop - start)
@@ -154,7 +165,7 @@ class FrugalRanker:
         self._kernel, self._bias = np.asarray(meta["kernel"]), np.asarray(meta["bias"])
         self._offset = np.float32(params["offset"])
         self._smallest = max(1, int(np.bincount(clusters).min(initial=len(clusters))))
-        self._device = jax.local_devices(backend="cpu")[0]
+        self._on_host = host_device() or contextlib.nullcontext
 
     def label_vectors(self, head: str) -> np.ndarray:
         """Vectors of the extreme classifier, ``[L, D]``."""
@@ -180,7 +191,7 @@ class FrugalRanker:
         """Log-probabilities of a block of labels."""
         number = min(len(self._bias), -(-(end - begin) // self._smallest) + 1)
         first = min(int(self._clusters[begin]), len(self._bias) - number)
-        with jax.default_device(self._device):
+        with self._on_host():
             scores = _log_probabilities(
                 queries,
                 self._vectors[begin:end],

@@ -10,6 +10,7 @@ import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 
 import jax
 import jax.numpy as jnp
@@ -80,16 +81,24 @@ def blocked_search(
 
 def host_product() -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """``(a, b) -> a @ b.T``, by XLA on the CPU: BLAS wastes most of a busy machine in spinning."""
-    try:
-        cpu = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX was told to use an accelerator and nothing else
+    on_host = host_device()
+    if on_host is None:  # JAX was told to use an accelerator and nothing else
         return lambda a, b: a @ b.T
 
     def product(a, b):
-        with jax.default_device(cpu):
+        with on_host():
             return np.asarray(_product(a, b))
 
     return product
+
+
+def host_device() -> Callable[[], AbstractContextManager[None]] | None:
+    """Makes contexts in which JAX computes on the CPU; None where JAX has no CPU."""
+    try:
+        cpu = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
+    return lambda: jax.default_device(cpu)
 
 
 @jax.jit
