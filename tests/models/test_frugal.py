@@ -71,8 +71,9 @@ def test_bag_features_equal_numpy(train):
     assert_close(logits, expected[0] @ p["meta"]["kernel"] + p["meta"]["bias"])
 
 
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize(
+    ("name", "train"), [*((name, False) for name in PARTS), ("text", True), ("eclare", True)]
+)
 def test_label_vectors_equal_numpy(name, train):
     model, params, texts, graphs, rows = setting(name)
     model = Frugal(BAG, C, *PARTS[name], label_dropout=0.0)
@@ -121,9 +122,9 @@ def test_text_vectors_and_weighted_sum_share_the_table():
     texts = random_texts(1, 5, V, 6)
     rows = _oracles.tfidf(texts, np.float64(params["moving"]["idf"]))
     expected = rows @ np.float64(params["tokens"]["embedding"])
-    assert_close(model.text_vectors(params, pack(texts, 12)), expected)
+    assert_close(jax.jit(model.text_vectors)(params, pack(texts, 12)), expected)
     ids, weights = np.tile(np.arange(V), (5, 1)), rows.astype(np.float32)
-    assert_close(model.weighted_sum(params, ids, weights), expected)
+    assert_close(jax.jit(model.weighted_sum)(params, ids, weights), expected)
 
 
 def step_loss(model, params, tokens, labels, z2, rows, key):
