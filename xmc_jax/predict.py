@@ -16,7 +16,7 @@ _INPUT = flags.DEFINE_string("input", "-", "Texts, one a line; - = standard inpu
 _OUTPUT = flags.DEFINE_string("output", "-", "JSON Lines; - = standard output.")
 _K = flags.DEFINE_integer("k", 10, "Labels a text.", lower_bound=1)
 _HEAD = flags.DEFINE_enum(
-    "head", None, ["de", "clf", "concat"], "Default: concat, or de without one."
+    "head", None, ["de", "clf", "concat"], "Default: concat, de or clf, whichever is first."
 )
 _MIN_SCORE = flags.DEFINE_float("min_score", None, "Leave out labels that score less.")
 _SAME = flags.DEFINE_bool(

@@ -95,7 +95,8 @@ class Predictor:
     def encode(self, texts: Sequence[str], *, head: str | None = None) -> np.ndarray:
         """Vectors of texts, ``[n, d]`` (``[n, 2 d]`` for concat).
 
-        Scores are their dot products with `label_vectors`.
+        Scores are their dot products with `label_vectors`; of a frugal classifier the vectors are
+        features for labels and for clusters, side by side.
         """
         return self._ranker.query_vectors(self._tokens(texts), None, self._head(head))
 
@@ -110,7 +111,8 @@ class Predictor:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Label ids ``[n, k]`` (-1 = none) and scores of texts, best first.
 
-        Scores are in [-1, 1], of concat in [-2, 2]. A blank text has no labels.
+        Scores are in [-1, 1], of concat in [-2, 2]; of a frugal classifier they are probabilities.
+        A blank text has no labels.
         """
         head = self._head(head)
         if vectors is None:

@@ -1,0 +1,34 @@
+"""Every frugal system learns something on the bundled data: more than what is frequent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from configs import frugal
+from xmc_jax import metrics, runs
+from xmc_jax.data import baselines
+from xmc_jax.propensity import inverse_propensity
+
+TFIDF_NEAREST_LABEL = 21.17  # P@5 of `baselines.tfidf_nearest_label`; see test_baselines.py
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", list(frugal.SYSTEMS))
+def test_above_the_baselines(system, tmp_path):
+    """A third to a half of the configuration's epochs; all five take under 4 minutes on 2 cores."""
+    config = frugal.get_config(f"{system},wordnet-mini")
+    config.epochs, config.eval_epochs = 15, 1000
+    found = runs.start(config, tmp_path / "run")["heads"]["clf"]["filtered"]
+    data = runs.open_run(tmp_path / "run").load_data()
+    train, test = data.dataset.train.labels, data.test
+    popular = metrics.evaluate(
+        np.asarray(baselines.popularity(train, len(test.rows), 100)),
+        test.truth,
+        filter_pairs=test.filter_pairs,
+        inverse_propensity=inverse_propensity(train, a=data.entry.a, b=data.entry.b),
+    )
+    assert found.keys() == popular.keys()
+    assert all(found[name] > popular[name] for name in popular), (found, popular)
+    if config.label_text:
+        assert found["P@5"] > TFIDF_NEAREST_LABEL, found
