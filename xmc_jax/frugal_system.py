@@ -99,6 +99,8 @@ class FrugalSystem:
         """Step 0, in the first phase. ``table=False``: no clusters yet, free weights at zero."""
         config, phase = run.config, phases.of(run.config)[0]
         params = {**params, "offset": jnp.float32(config.offset)}
+        # A step donates the state, in which no array may stand twice.
+        params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
         if table:
             params = self._with_phase(run, params, phase)
         else:
