@@ -192,8 +192,6 @@ def resolve(config: ConfigDict, dataset: Dataset) -> tuple[ConfigDict, dict[str,
     if config.row_length < config.max_length:
         config.row_length = config.max_length
         chosen["row_length"] = config.max_length
-    # Vectors drawn at random that few texts move are noise: they start small.
-    fill(config.encoder, "token_scale", 0.3 if rows < FEW_ROWS else 0.1, "encoder.token_scale")
     for name, rate in zip(("encoder", "heads", "table"), _rates(config.encoder.name, rows)):
         fill(config.lr, name, rate, f"lr.{name}")
     if config.get("index") == "auto" and (config.batching != "random" or config.hard_negatives):
