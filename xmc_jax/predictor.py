@@ -68,11 +68,6 @@ class Predictor:
             added = [text for text in added if text.strip()]
         self.num_known = len(known)
         self.label_texts: Sequence[str] = [*known, *added] if added else known
-        if added:
-            logging.warning(
-                "%d new labels have no classifier row: all labels are ranked by the DE head",
-                len(added),
-            )
         self._ranker = opened.system.ranker(
             opened.embedder,
             opened.params,
@@ -82,6 +77,11 @@ class Predictor:
             seed=opened.config.seed,
             keep_indexes=True,
         )
+        if added:
+            logging.warning(
+                "%d new labels have no classifier row: all labels are ranked by the DE head",
+                len(added),
+            )
 
     @property
     def heads(self) -> tuple[str, ...]:

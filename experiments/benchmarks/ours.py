@@ -66,7 +66,7 @@ def start(
     config: ConfigDict, model: UniDEC, params: Any, table: np.ndarray | jax.Array
 ) -> tuple[CompiledStep, TrainState]:
     """The training loop's step, not compiled yet, and its state."""
-    step = CompiledStep(Run(config, Path(), None, model, None, None, 1))
+    step = CompiledStep(Run(config, Path(), None, model, None, None, 1, build.system(config)))
     return step, new_state(params, step.optimizer, jnp.asarray(table))
 
 
