@@ -15,21 +15,27 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import unidec
+from configs import frugal, unidec
 from xmc_jax.workdir import flatten
 
 ROOT = Path(__file__).parents[1]
 LEDGER = Path(__file__).with_name("ledger.jsonl")
 README = Path(__file__).with_name("README.md")
 COLUMNS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
-_FACTS = ("positives in a batch", "seconds")  # columns after the metrics
-_KEPT = (("in_batch_positives", 2), ("seconds", 0))  # their names in a row, and digits shown
+FACTS = {  # columns after the metrics, by their names in a row; digits shown
+    "in_batch_positives": ("positives in a batch", 2),
+    "steps": ("steps", 0),
+    "seconds": ("seconds", 0),
+}
+UNIDEC, FRUGAL = "configs/unidec.py", "configs/frugal.py"
+CONFIGS = {UNIDEC: unidec.get_config, FRUGAL: frugal.get_config}
+SHOWN = ("wordnet-mini", "wordnettitles")  # data sets that a table shows, run or not
 NOT_COMPARED = ("data", "seed")  # where the data lies; the seed has a field of its own
 
 
@@ -40,7 +46,7 @@ class Published:
     Attributes:
       data: the paper's data set.
       source: paper and table.
-      heads: six figures a head, in the order of ``COLUMNS``; None where none is printed.
+      heads: figures of each head, in the order of the table's columns; None = none is printed.
     """
 
     data: str
@@ -56,11 +62,31 @@ class Row:
       name: what the table calls it.
       overrides: dotted names of configuration fields and their values.
       published: figures to compare with.
+      config: file of the configuration.
+      prefix: what stands before the data set in ``--config=FILE:...``, such as ``astec,``.
+      by_data: more overrides, by data set; not with the option ``debug``.
+      only: the data sets it is meant for; none = all.
+      heads: which heads are shown; none = the table's.
     """
 
     name: str
     overrides: Mapping[str, Any]
     published: tuple[Published, ...] = ()
+    config: str = UNIDEC
+    prefix: str = ""
+    by_data: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+
+    def on(self, dataset: str) -> dict[str, Any]:
+        """All overrides on a data set, given as it stands in ``--config=FILE:...``."""
+        name, *options = dataset.split(",")
+        own = {} if "debug" in options else self.by_data.get(name, {})
+        return {**self.overrides, **own}
+
+    def fits(self, dataset: str) -> bool:
+        """Whether it is meant for a data set."""
+        return not self.only or dataset.split(",")[0] in self.only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +98,18 @@ class Table:
       title: heading in the README.
       rows: its lines.
       heads: which heads are shown.
+      datasets: data sets that are shown, run or not; the first is the script's default.
+      columns: metrics.
+      facts: names in ``FACTS``, the columns after the metrics.
     """
 
     name: str
     title: str
     rows: tuple[Row, ...]
     heads: tuple[str, ...] = ("concat",)
+    datasets: tuple[str, ...] = SHOWN
+    columns: tuple[str, ...] = COLUMNS
+    facts: tuple[str, ...] = ("in_batch_positives", "seconds")
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -96,24 +128,21 @@ def configuration(dataset: str, row: Row, seed: int) -> ConfigDict:
     """The configuration that a row trains with.
 
     Args:
-      dataset: the part after the colon of ``--config=configs/unidec.py:...``.
+      dataset: what follows the row's prefix in ``--config=FILE:...``.
       row: what differs.
       seed: ``config.seed``.
 
     Raises:
       KeyError: an override names a field that the configuration lacks.
     """
-    config = unidec.get_config(dataset)
-    with config.unlocked():
-        config.update_from_flattened_dict(_known(config, {**row.overrides, "seed": seed}))
-    return config
-
-
-def _known(config: ConfigDict, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    config = CONFIGS[row.config](row.prefix + dataset)
+    values = {**row.on(dataset), "seed": seed}
     unknown = values.keys() - flatten(config.to_dict()).keys()
     if unknown:
-        raise KeyError(f"configs/unidec.py has no field {', '.join(sorted(unknown))}")
-    return values
+        raise KeyError(f"{row.config} has no field {', '.join(sorted(unknown))}")
+    with config.unlocked():
+        config.update_from_flattened_dict(values)
+    return config
 
 
 def compared(config: ConfigDict) -> dict[str, Any]:
@@ -150,10 +179,32 @@ def append(row: Mapping[str, Any], path: Path = LEDGER) -> None:
         file.write(json.dumps(stamped) + "\n")
 
 
-def find(
-    rows: Iterable[Mapping[str, Any]], dataset: str, config: ConfigDict
+def measured(
+    rows: Iterable[Mapping[str, Any]], dataset: str, row: Row, seed: int
 ) -> Mapping[str, Any] | None:
-    """The newest training row of this data set, seed and configuration, or None."""
+    """The newest training row of a table's row on a data set with a seed, or None."""
+    try:
+        config = configuration(dataset, row, seed)
+    except ValueError:  # an option after the data set that another file has
+        return None
+    return find(rows, dataset, config, needed=row.on(dataset))
+
+
+def find(
+    rows: Iterable[Mapping[str, Any]],
+    dataset: str,
+    config: ConfigDict,
+    *,
+    needed: Collection[str] = (),
+) -> Mapping[str, Any] | None:
+    """The newest training row of this data set, seed and configuration, or None.
+
+    Args:
+      rows: of the ledger.
+      dataset: as the row names it.
+      config: the configuration.
+      needed: fields that a row must have; without them it is older than what they switch on.
+    """
     wanted, found = compared(config), None
     for row in rows:
         if row.get("kind") != "train":
@@ -161,6 +212,8 @@ def find(
         if (row["dataset"], row["seed"]) != (dataset, config.seed):
             continue
         have = row["config"]
+        if have.get("family") != wanted.get("family") or set(needed) - have.keys():
+            continue
         if all(have[name] == wanted[name] for name in have.keys() & wanted.keys()):
             found = row
     return found
@@ -206,46 +259,60 @@ def render(table: Table, datasets: Sequence[str], rows: Sequence[Mapping[str, An
       datasets: in this order.
       rows: of the ledger.
     """
+    columns = [*table.columns, *(FACTS[name][0] for name in table.facts)]
     lines = [
         f"### {table.title}",
         "",
         f"`python -m experiments.{table.name} --dataset=...`; test rows, filtered, percent.",
         "",
-        "| data | row | head | " + " | ".join([*COLUMNS, *_FACTS]) + " | seeds | device, commit |",
-        "| --- | --- | --- |" + " ---: |" * (len(COLUMNS) + len(_FACTS)) + " --- | --- |",
+        "| data | row | head | " + " | ".join(columns) + " | seeds | device, commit |",
+        "| --- | --- | --- |" + " ---: |" * len(columns) + " --- | --- |",
     ]
     for dataset in datasets:
         for row in table.rows:
-            lines += _measured(table, dataset, row, rows)
+            if row.fits(dataset):
+                lines += _measured(table, dataset, row, rows)
     for row in table.rows:
         for published in row.published:
             for head, values in published.heads.items():
                 cells = ["" if v is None else f"{v:.2f}" for v in values]
                 lines.append(
-                    f"| {published.data} | {row.name} | {head} | {' | '.join(cells)} | | | "
-                    f"| published: {published.source} |"
+                    f"| {published.data} | {row.name} | {head} | {' | '.join(cells)} |"
+                    f"{' |' * (1 + len(table.facts))} published: {published.source} |"
                 )
-    lines += ["", "Rows: " + "; ".join(f"{row.name}: {_flags(row)}" for row in table.rows) + "."]
+    lines += ["", "Rows: " + "; ".join(f"{row.name}: {_settings(row)}" for row in table.rows) + "."]
+    for dataset in datasets:
+        own = [row for row in table.rows if row.by_data.get(dataset) and row.fits(dataset)]
+        if own:
+            settings = (f"{row.name}: `{' '.join(flags(row.by_data[dataset]))}`" for row in own)
+            lines += ["", f"On {dataset} also " + "; ".join(settings) + "."]
     return "\n".join(lines)
 
 
 def _measured(table: Table, dataset: str, row: Row, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Lines of a row on a data set, one a head; "not run" where no seed of it is there."""
     seeds = sorted({r["seed"] for r in rows if r.get("kind") == "train"})
-    found = [find(rows, dataset, configuration(dataset, row, seed)) for seed in seeds]
+    found = [measured(rows, dataset, row, seed) for seed in seeds]
     found = [r for r in found if r is not None]
     if not found:
-        return [f"| {dataset} | {row.name} | | not run |" + " |" * (len(COLUMNS) + len(_FACTS) + 1)]
-    facts = " | ".join(f"{statistics.mean(r[name] for r in found):.{d}f}" for name, d in _KEPT)
+        empty = " |" * (len(table.columns) + len(table.facts) + 1)
+        return [f"| {dataset} | {row.name} | | not run |{empty}"]
+    facts = " | ".join(_fact(name, found) for name in table.facts)
     where = sorted({f"{r['device']}, {r['commit']}" for r in found})
     tail = f"{facts} | {', '.join(str(r['seed']) for r in found)} | {'; '.join(where)} |"
     lines = []
-    for head in table.heads:
+    for head in row.heads or table.heads:
         values = [r["metrics"][head] for r in found if head in r["metrics"]]
         if values:
-            cells = " | ".join(spread([v[name] for v in values]) for name in COLUMNS)
+            cells = " | ".join(spread([v[name] for v in values]) for name in table.columns)
             lines.append(f"| {dataset} | {row.name} | {head} | {cells} | {tail}")
     return lines
+
+
+def _fact(name: str, found: Sequence[Mapping[str, Any]]) -> str:
+    """Mean over the seeds; empty where a row is older than the fact."""
+    values = [r[name] for r in found if r.get(name) is not None]
+    return f"{statistics.mean(values):.{FACTS[name][1]}f}" if values else ""
 
 
 def spread(values: Sequence[float]) -> str:
@@ -259,8 +326,10 @@ def flags(overrides: Mapping[str, Any]) -> list[str]:
     return [f"--config.{name}={value}" for name, value in overrides.items()]
 
 
-def _flags(row: Row) -> str:
-    return f"`{' '.join(flags(row.overrides))}`" if row.overrides else "the data set's own"
+def _settings(row: Row) -> str:
+    named = f"`--config={row.config}:{row.prefix}...`" if row.prefix else ""
+    changed = f"`{' '.join(flags(row.overrides))}`" if row.overrides else "the data set's own"
+    return f"{named} {changed}".strip()
 
 
 def write_section(name: str, text: str, path: Path = README) -> None:

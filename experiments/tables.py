@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,24 @@ from experiments import ledger
 
 SEEDS = {"wordnet-mini": "0,1,2"}  # other data sets: one
 MINUTES = {"wordnet-mini": 10.0}  # a limit, far above what a row should take
-SHOWN = ("wordnet-mini", "wordnettitles")  # data sets that a table shows, run or not
+BUDGET = {"wordnet-mini": 3.0}  # minutes of a row on an idle machine; other data sets: 10
 
 
-def main(table: ledger.Table, description: str | None) -> None:
+def main(
+    table: ledger.Table,
+    description: str | None,
+    finish: Callable[[argparse.Namespace], None] | None = None,
+) -> None:
     """Runs a table's script: its flags, then its rows.
 
     Args:
       table: what to run.
       description: the script's docstring.
+      finish: called with the flags after the rows, if all are there.
     """
     parser = ledger.arguments(description)
     add = parser.add_argument
-    add("--dataset", default="wordnet-mini", help="what follows configs/unidec.py:")
+    add("--dataset", default=table.datasets[0], help="name of the data set, and options after it")
     add("--data", default="", help="folder of the data set, or a root that holds it")
     add("--seeds", help="comma-separated; default 0,1,2 on wordnet-mini, else 0")
     add("--only", default="", help="only rows whose name holds this")
@@ -39,10 +45,12 @@ def main(table: ledger.Table, description: str | None) -> None:
     add("--minutes", type=float, help="limit of a run; default 10 on wordnet-mini, else 40")
     options = parser.parse_args()
     seeds = [int(s) for s in (options.seeds or SEEDS.get(options.dataset, "0")).split(",")]
-    rows = [row for row in table.rows if options.only in row.name]
+    rows = [r for r in table.rows if options.only in r.name and r.fits(options.dataset)]
     done = [_one(table, row, seed, options) for row in rows for seed in seeds]
     if not options.list:
         _show(table, options)
+        if finish and all(done):
+            finish(options)
     sys.exit(not all(done))
 
 
@@ -50,10 +58,10 @@ def _one(table: ledger.Table, row: ledger.Row, seed: int, options: argparse.Name
     """Runs a row unless it is there; whether all is well."""
     dataset = options.dataset
     config = ledger.configuration(dataset, row, seed)
-    there = ledger.find(ledger.read(options.ledger), dataset, config) and not options.again
+    there = ledger.measured(ledger.read(options.ledger), dataset, row, seed) and not options.again
     command = [
-        *("python", "-m", "xmc_jax.train", f"--config=configs/unidec.py:{dataset}"),
-        *ledger.flags({**row.overrides, "seed": seed}),
+        *("python", "-m", "xmc_jax.train", f"--config={row.config}:{row.prefix}{dataset}"),
+        *ledger.flags({**row.on(dataset), "seed": seed}),
     ]
     state = "there already" if there else "to be run"
     print(f"{row.name}, seed {seed} ({state}): {shlex.join(command)}", flush=True)
@@ -66,15 +74,17 @@ def _one(table: ledger.Table, row: ledger.Row, seed: int, options: argparse.Name
         return False
     made = {
         **{"kind": "train", "table": table.name, "name": row.name, "dataset": dataset},
-        **{"seed": seed, "command": shlex.join(command), "overrides": dict(row.overrides)},
+        **{"seed": seed, "command": shlex.join(command), "overrides": row.on(dataset)},
         **found,
         **{"commit": commit, "config": ledger.compared(config)},
     }
     ledger.append(made, options.ledger)
     _show(table, options)
-    best = found["metrics"][table.heads[0]]
-    values = "  ".join(f"{name} {best[name]:.2f}" for name in ledger.COLUMNS)
-    print(f"  {values}  in {found['seconds']:.0f} s", flush=True)
+    best = found["metrics"][(row.heads or table.heads)[0]]
+    values = "  ".join(f"{name} {best[name]:.2f}" for name in table.columns)
+    budget = 60 * BUDGET.get(dataset.split(",")[0], 10.0)
+    over = f" (budget: {budget:.0f} s)" if found["seconds"] > budget else ""
+    print(f"  {values}  in {found['seconds']:.0f} s{over}", flush=True)
     return True
 
 
@@ -87,9 +97,10 @@ def train(arguments: list[str], *, data: str, limit: float) -> dict[str, Any] | 
       limit: seconds, after which the process is killed.
 
     Returns:
-      ``metrics`` by head (test rows, filtered), ``seconds`` of the whole process,
-      ``epoch_seconds`` of the training steps, ``in_batch_positives`` of the last epoch; None if
-      the run failed, after its last lines were printed.
+      ``metrics`` by head (test rows, filtered), ``bins`` by head (what labels of each frequency
+      add to P@5), ``held_out`` (metrics after so many ``steps`` in all), ``steps``, ``seconds`` of
+      the whole process, ``epoch_seconds`` of the training steps, ``in_batch_positives`` of the last
+      epoch; None if the run failed, after its last lines were printed.
     """
     folder = Path(tempfile.mkdtemp(prefix="xmc_jax-"))
     command = [sys.executable, *arguments, f"--workdir={folder / 'run'}"]
@@ -120,11 +131,14 @@ def train(arguments: list[str], *, data: str, limit: float) -> dict[str, Any] | 
 
 def _results(folder: Path) -> dict[str, Any]:
     (path,) = folder.glob("eval-test-*.json")
-    heads = json.loads(path.read_text())["heads"]
+    result = json.loads(path.read_text())
     log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     epochs = [line for line in log if "epoch_steps" in line]
     return {
-        "metrics": {head: values["filtered"] for head, values in heads.items()},
+        "metrics": {head: values["filtered"] for head, values in result["heads"].items()},
+        "bins": result["bins"],
+        "held_out": [{"steps": x["step"], **x["held_out"]} for x in log if "held_out" in x],
+        "steps": sum(line["epoch_steps"] for line in epochs),
         "epoch_seconds": round(sum(line["seconds"] for line in epochs), 1),
         "in_batch_positives": round(epochs[-1]["pool"]["in_batch_positives"], 3),
     }
@@ -133,16 +147,12 @@ def _results(folder: Path) -> dict[str, Any]:
 def _show(table: ledger.Table, options: argparse.Namespace) -> None:
     rows = ledger.read(options.ledger)
     run = [row["dataset"] for row in rows if row.get("kind") == "train"]
-    shown = dict.fromkeys([*SHOWN, *run])
-    names = [name for name in shown if name in SHOWN or _any(table, name, rows)]
+    shown = dict.fromkeys([*table.datasets, *run])
+    names = [name for name in shown if name in table.datasets or _any(table, name, rows)]
     ledger.write_section(table.name, ledger.render(table, names, rows), options.readme)
 
 
 def _any(table: ledger.Table, dataset: str, rows: list[dict[str, Any]]) -> bool:
     """Whether any row of the table was run on this data set."""
     seeds = {row["seed"] for row in rows if row.get("kind") == "train"}
-    return any(
-        ledger.find(rows, dataset, ledger.configuration(dataset, row, seed))
-        for row in table.rows
-        for seed in seeds
-    )
+    return any(ledger.measured(rows, dataset, row, seed) for row in table.rows for seed in seeds)

@@ -1,0 +1,53 @@
+"""Pictures of the experiments: PNG files in ``figures/`` beside the README."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from experiments import ledger
+from xmc_jax import workdir
+
+COLORS = {False: "gray", True: "C0"}  # without and with Gandalf
+
+
+def figure(width: float, height: float) -> Any:
+    """An empty matplotlib figure, in inches.
+
+    Raises:
+      ValueError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ValueError(
+            "pictures need matplotlib, which is not installed. Run pip install 'xmc_jax[plots]', "
+            "then the same command again: what was measured is in the ledger."
+        ) from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(drawn: Any, name: str, dataset: str, readme: Path) -> Path:
+    """Writes a figure as PNG; where it lies."""
+    folder = readme.absolute().parent / "figures"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}-{_plain(dataset)}.png"
+    with workdir.replacing(path, binary=True) as file:
+        drawn.savefig(file, format="png", dpi=120)
+    return path
+
+
+def links(name: str, readme: Path) -> list[str]:
+    """Markdown of all pictures of a script."""
+    found = sorted((readme.absolute().parent / "figures").glob(f"{name}-*.png"))
+    return [f"![{path.stem}](figures/{path.name})" for path in found]
+
+
+def write_links(name: str, title: str, readme: Path) -> None:
+    """The section ``<name>_pictures`` of the README: a title and all pictures of a script."""
+    text = "\n\n".join([title, *links(name, readme)])
+    ledger.write_section(f"{name}_pictures", text, readme)
+
+
+def _plain(dataset: str) -> str:
+    return "".join(c if c.isalnum() or c in "-." else "_" for c in dataset)
