@@ -16,7 +16,7 @@ from xmc_jax import frugal_mining, metrics, predictor, runs, train_loop
 from xmc_jax.data import baselines
 from xmc_jax.frugal_system import FrugalSystem
 
-TEXTS = ["red apple or old river", "copper", ""]
+TEXTS = ["red apple or old river", "copper", "loud violin"]
 TWO_PHASES = dict(
     phases=((1, False, "pifa"), (1, True, "text")), epochs=4, eval_epochs=2, gandalf__enabled=True
 )
@@ -150,6 +150,7 @@ def test_evaluation_is_that_of_the_end_of_training(whole):
 def test_prediction(whole):
     model = predictor.load(whole)
     assert model.heads == ("clf",)
+    assert model.predict([" "], k=5) == [[]]
     ids, scores = model.predict_ids(TEXTS, k=5)
     assert ids.shape == (3, 5) and (np.diff(scores, axis=1) <= 0).all()
     assert ((scores >= 0) & (scores <= 1)).all()
