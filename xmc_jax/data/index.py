@@ -45,8 +45,8 @@ def choose(
       The kind, and roughly how many seconds building and searching will take.
     """
     work = 2.0 * num_queries * num_labels * dim
-    # Rates were measured on two busy AVX2 cores (36 GFLOP/s a core in blocks of labels, 4 in the
-    # short scans of inverted lists); an accelerator is bound by its top-k, not by the products.
+    # Rates were measured on two busy AVX2 cores (36 GFLOP/s a core in blocks of labels, 9 in the
+    # products of inverted lists); an accelerator is bound by its top-k, not by the products.
     rate = 3.5e10 * (num_threads or os.cpu_count() or 1)
     if accelerator and work < 1e17:
         return "exact", work / 5e12
@@ -54,7 +54,7 @@ def choose(
         return "exact", work / rate
     lists = 4 * math.sqrt(num_labels)
     training = 2 * dim * lists * (10 * 40 * lists + num_labels)
-    search = 2 * dim * num_queries * (lists + 9 * num_labels / 64)  # a 64th of the lists visited
+    search = 2 * dim * num_queries * (lists + 4 * num_labels / 64)  # a 64th of the lists visited
     return "ivf", (training + search) / rate
 
 
