@@ -15,7 +15,7 @@ from xmc_jax.train_step import StepBatch
 from xmc_jax.training_data import TrainingData
 
 AHEAD = 2  # batches made while the device works
-SAMPLED_BATCHES = 8  # whose packed rows the compiled shapes are chosen for
+SAMPLED_BATCHES = 16  # whose packed rows the compiled shapes are chosen for
 
 
 class BatchSource:
@@ -167,5 +167,6 @@ class BatchSource:
         """Some batches of the refresh in use."""
         epoch = 0 if self._refresh is None else self._config.warmup_epochs
         queries = self.epoch_queries(epoch)
-        drawn = np.linspace(0, len(queries) - 1, min(SAMPLED_BATCHES, len(queries))).astype(int)
+        last = max(1, len(queries) - 1)  # The last batch of an epoch may be short: no measure.
+        drawn = np.linspace(0, last - 1, min(SAMPLED_BATCHES, last)).astype(int)
         return [self._make(queries[i], epoch, i) for i in drawn]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from xmc_jax import xla
 from xmc_jax.data import packing
 from xmc_jax.data.corpus import TokenStore
 from xmc_jax.tokens import TokenBatch
@@ -43,11 +45,12 @@ class Embedder:
         self._texts = chunk_texts
         self._packing = {"row_length": row_length, "max_segments": model.encoder.max_segments}
         self._rows = max(1, chunk_tokens // row_length)
+        jit = functools.partial(jax.jit, compiler_options=xla.compiler_options())
         self._heads: dict[str, Callable[..., jax.Array]] = {
-            "de": jax.jit(lambda p, tokens: model.de(p, model.vectors(p, tokens))),
-            "clf": jax.jit(lambda p, tokens: model.clf(p, model.vectors(p, tokens))),
+            "de": jit(lambda p, tokens: model.de(p, model.vectors(p, tokens))),
+            "clf": jit(lambda p, tokens: model.clf(p, model.vectors(p, tokens))),
         }
-        self._both = jax.jit(self._two_heads)
+        self._both = jit(self._two_heads)
 
     def _two_heads(self, params: Any, tokens: Any) -> tuple[jax.Array, jax.Array]:
         vectors = self.model.vectors(params, tokens)

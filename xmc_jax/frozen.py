@@ -22,6 +22,7 @@ from absl import logging
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
+from xmc_jax import xla
 from xmc_jax.data import corpus, packing
 from xmc_jax.data.corpus import TokenStore
 from xmc_jax.embedding import chunks
@@ -72,7 +73,7 @@ class FrozenLayers:
                 return encoder.apply(params, tokens).astype(dtype)  # [B, H]
             return encoder.hidden(params, *tokens[:3]).astype(dtype)  # [R, T, H]
 
-        self._hidden = jax.jit(hidden)
+        self._hidden = jax.jit(hidden, compiler_options=xla.compiler_options())
 
     def __call__(self, tokens: TokenStore, *, keep: bool = True) -> TokenStore:
         """Hidden states of all texts of a token store.

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from xmc_jax import label_pool, row_adam
+from xmc_jax import label_pool, row_adam, xla
 from xmc_jax.losses import sigmoid_bce_loss
 from xmc_jax.tokens import TokenBatch
 from xmc_jax.train_state import TrainState
@@ -159,4 +159,4 @@ def make_frugal_step(
         new = TrainState(state.step + 1, {**params, **fixed}, opt_state, table, table_state)
         return new, parts
 
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(step, donate_argnums=0, compiler_options=xla.compiler_options())

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from xmc_jax import label_pool, row_adam
+from xmc_jax import label_pool, row_adam, xla
 from xmc_jax.losses import pick_some_labels_loss, sigmoid_bce_loss
 from xmc_jax.tokens import TokenBatch
 from xmc_jax.train_state import TrainState
@@ -184,4 +184,4 @@ def make_train_step(
         )
         return new, parts
 
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(step, donate_argnums=0, compiler_options=xla.compiler_options())

@@ -82,9 +82,13 @@ def _affine(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
 
 
 def _affine_backward(saved: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, ...]:
-    """The gradients as they would come out anyway, but without a transposed copy of ``g``."""
+    """The gradients as they would come out anyway, but faster on a CPU.
+
+    There is no transposed copy of ``g``, and its sum over rows is a product, on all cores.
+    """
     x, kernel = saved
-    return g @ kernel.T, jnp.einsum("ni,no->io", x, g), jnp.sum(g, axis=0)
+    bias = jnp.ones(len(g), g.dtype) @ g
+    return g @ kernel.T, jnp.einsum("ni,no->io", x, g), bias
 
 
 _affine.defvjp(lambda x, kernel, bias: (_affine(x, kernel, bias), (x, kernel)), _affine_backward)
