@@ -7,6 +7,7 @@ import ctypes
 # Numbers of mallopt's parameters in glibc's malloc.h.
 _TRIM_THRESHOLD = -1
 _MMAP_MAX = -4
+_ARENA_MAX = -8
 
 
 def keep_freed_memory() -> bool:
@@ -15,7 +16,8 @@ def keep_freed_memory() -> bool:
     By default every block over 32 MB is mapped when it is allocated and unmapped when it is freed:
     XLA's buffers on a CPU come anew as zeroed pages in every step, which costs as much as the
     arithmetic of a memory-bound operation. The process then holds what it once had until it ends,
-    or until :func:`give_back` is called.
+    or until :func:`give_back` is called. All threads share one arena: a block over 64 MB does not fit
+    one of a thread's own, and would be mapped after all. Call it before threads are started.
 
     Returns:
       Whether the C library is one that can be told; with another one nothing happens.
@@ -24,7 +26,7 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # not glibc: musl, macOS, Windows
         return False
-    return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, -1))
+    return bool(mallopt(_ARENA_MAX, 1)) and bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, -1))
 
 
 def give_back() -> None:
