@@ -26,7 +26,11 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # not glibc: musl, macOS, Windows
         return False
-    return bool(mallopt(_ARENA_MAX, 1)) and bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, -1))
+    return (
+        bool(mallopt(_ARENA_MAX, 1))
+        and bool(mallopt(_MMAP_MAX, 0))
+        and bool(mallopt(_TRIM_THRESHOLD, -1))
+    )
 
 
 def give_back() -> None:

@@ -30,7 +30,7 @@ class Embedder:
         model: Any,
         *,
         row_length: int,
-        chunk_tokens: int = 24576,
+        chunk_tokens: int | None = None,
         chunk_texts: int = CHUNK_TEXTS,
     ) -> None:
         """Prepare the jitted function.
@@ -38,12 +38,15 @@ class Embedder:
         Args:
           model: a ``models.unidec.UniDEC``.
           row_length: tokens in a packed row, at least the longest text.
-          chunk_tokens: tokens of a chunk, padding included.
+          chunk_tokens: tokens of a chunk, padding included; None = 4,096 on a CPU, whose caches
+            then hold what a layer makes of them, else 24,576.
           chunk_texts: texts of a chunk.
         """
         self.model = model
         self._texts = chunk_texts
         self._packing = {"row_length": row_length, "max_segments": model.encoder.max_segments}
+        if chunk_tokens is None:
+            chunk_tokens = 4096 if jax.default_backend() == "cpu" else 24576
         self._rows = max(1, chunk_tokens // row_length)
         jit = functools.partial(jax.jit, compiler_options=xla.compiler_options())
         self._heads: dict[str, Callable[..., jax.Array]] = {

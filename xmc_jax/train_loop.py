@@ -16,7 +16,7 @@ from absl import logging
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from xmc_jax import checkpoints, evaluation, mining, phases, workdir
+from xmc_jax import allocator, checkpoints, evaluation, mining, phases, workdir
 from xmc_jax.batch_source import BatchSource
 from xmc_jax.propensity import inverse_propensity
 from xmc_jax.stopper import Interrupted, Stopper
@@ -148,6 +148,7 @@ def train(run: Run, state: TrainState, step: CompiledStep) -> TrainState:
       TrainingError: the loss is not finite.
       Interrupted: SIGTERM or Ctrl-C; the state was saved first.
     """
+    allocator.give_back()  # what reading the data took
     done = int(state.step)
     log = workdir.MetricsLog(run.folder, done)
     per_epoch = run.source.steps_per_epoch

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from experiments.benchmarks import harness, ours, problem, train_step
 from experiments.benchmarks.harness import Contender, Subject
-from xmc_jax import catalog
+from xmc_jax import allocator, catalog
 from xmc_jax.batch_source import BatchSource
 from xmc_jax.mining import Refresh
 from xmc_jax.train_state import num_bytes
@@ -110,6 +110,7 @@ def keeps_up(options: argparse.Namespace, shape: str) -> dict[str, Any]:
 def steps(made: problem.Problem, scale: float, number: int, ahead: bool) -> Subject:
     """A turn does the next `STEPS` of ``number`` steps; compiled for all of their shapes."""
     source, labels = amazon_source(made.config, scale)
+    allocator.give_back()  # what making the data took
     harness.forget_peak_rss()  # from here on it is a training's
     model, params = ours.load(made)
     table = jnp.zeros((labels, made.config.head_dim), jnp.float32)

@@ -21,7 +21,7 @@ from experiments.benchmarks import harness, problem
 from experiments.benchmarks.harness import Contender, Subject
 from xmc_jax.data import tokenizer as tokenizers
 
-TEXTS, DIM, TOP = 1000, 256, 100
+TEXTS, DIM, TOP = 2000, 256, 100
 
 
 def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
