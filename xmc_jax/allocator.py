@@ -15,9 +15,9 @@ def keep_freed_memory() -> bool:
 
     By default every block over 32 MB is mapped when it is allocated and unmapped when it is freed:
     XLA's buffers on a CPU come anew as zeroed pages in every step, which costs as much as the
-    arithmetic of a memory-bound operation. The process then holds what it once had until it ends,
-    or until :func:`give_back` is called. All threads share one arena: a block over 64 MB does not fit
-    one of a thread's own, and would be mapped after all. Call it before threads are started.
+    arithmetic of a memory-bound operation. All threads then share one arena, for a block over 64 MB
+    does not fit one of a thread's own and would be mapped after all. The process holds what it once
+    had until it ends, or until :func:`give_back` is called. Call it before threads are started.
 
     Returns:
       Whether the C library is one that can be told; with another one nothing happens.

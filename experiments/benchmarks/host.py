@@ -110,8 +110,6 @@ def keeps_up(options: argparse.Namespace, shape: str) -> dict[str, Any]:
 def steps(made: problem.Problem, scale: float, number: int, ahead: bool) -> Subject:
     """A turn does the next `STEPS` of ``number`` steps; compiled for all of their shapes."""
     source, labels = amazon_source(made.config, scale)
-    allocator.give_back()  # what making the data took
-    harness.forget_peak_rss()  # from here on it is a training's
     model, params = ours.load(made)
     table = jnp.zeros((labels, made.config.head_dim), jnp.float32)
     step, state = ours.start(made.config, model, params, table)
@@ -122,6 +120,8 @@ def steps(made: problem.Problem, scale: float, number: int, ahead: bool) -> Subj
         step.compile(state, batch)
         if not ahead:
             batches.append(batch)
+    allocator.give_back()  # what making all this took, as before the first step of a training
+    harness.forget_peak_rss()
     waiting = source.ahead(0, 0) if ahead else ((batch,) for batch in batches)
 
     def turn(_: int) -> None:
@@ -129,6 +129,7 @@ def steps(made: problem.Problem, scale: float, number: int, ahead: bool) -> Subj
         for batch, *_ in itertools.islice(waiting, STEPS):
             state, _ = step(state, batch, 1.0)
         jax.block_until_ready(state)
+        allocator.give_back()  # two tables fit a small machine, two steps' memory does not
 
     facts = {"labels": labels, "table": size, "shapes_compiled": len(step.compiled)}
     return Subject(turn, facts, lambda: ours.memory(step))
