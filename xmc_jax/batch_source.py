@@ -141,13 +141,10 @@ class BatchSource:
         label_ids, label_lengths = data.label_tokens.gather(label_rows)
         flat = np.concatenate([query_ids, label_ids])
         lengths = np.concatenate([query_lengths, label_lengths])
-        rows = packing.count_rows(lengths, **self._packing)
-        tokens = packing.pack(
-            flat, lengths, num_rows=packing.round_up(rows, self._ladder), **self._packing
-        )
+        tokens = packing.pack(flat, lengths, num_rows=self._ladder, **self._packing)
         stats = dict(pool.stats)
         stats["tokens"] = float(lengths.sum())
-        stats["rows"] = float(rows)
+        stats["rows"] = float(packing.used_rows(tokens))
         stats["packing"] = float(lengths.sum()) / tokens.segment_ids.size
         return StepBatch(tokens, pool.ids, pool.targets, pool.where), stats, label_rows
 

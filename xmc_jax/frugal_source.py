@@ -103,11 +103,8 @@ class FrugalSource(BatchSource):
     def _packed(self, store, rows: np.ndarray, name: str) -> tuple[TokenBatch, int, float]:
         """Texts in one of the shapes of the ladder, their tokens, and the rows they need."""
         flat, lengths = store.gather(rows)
-        options = self._packing_of(name)
-        needed = packing.count_rows(lengths, **options)
-        num_rows = packing.round_up(needed, self._ladder[name])
-        packed = packing.pack(flat, lengths, num_rows=num_rows, **options)
-        return packed, int(lengths.sum()), float(needed)
+        packed = packing.pack(flat, lengths, num_rows=self._ladder[name], **self._packing_of(name))
+        return packed, int(lengths.sum()), float(packing.used_rows(packed))
 
     def _packing_of(self, name: str) -> dict[str, int]:
         return (

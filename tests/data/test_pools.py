@@ -72,7 +72,7 @@ def plain_pool(
         for i, (_, row) in enumerate(real):
             found = [
                 (draw, y)
-                for y, draw in zip(sorted(hard_negatives[row].tolist()), draws[i])
+                for y, draw in zip(hard_negatives[row].tolist(), draws[i])
                 if y >= 0 and y not in own[i] and y not in barred[i]
             ]
             chosen = sorted(found)[:eta]

@@ -19,7 +19,7 @@ def pack(
     *,
     row_length: int,
     max_segments: int,
-    num_rows: int | None = None,
+    num_rows: int | Sequence[int] | None = None,
 ) -> TokenBatch:
     """Packs texts into rows, several a row, with as few rows as two greedy plans find.
 
@@ -34,7 +34,8 @@ def pack(
       lengths: ``[B]`` tokens of each text; 0 = an empty slot.
       row_length: tokens a row.
       max_segments: most texts a row, at most 255.
-      num_rows: rows to return, the last ones empty; by default as many as needed, at least one.
+      num_rows: rows to return, the last ones empty; or rising sizes (a ``ladder``), of which the
+        smallest that suffices is taken; by default as many as needed, at least one.
 
     Returns:
       A ``TokenBatch`` of NumPy arrays: ids in the dtype given, segment ids uint8, positions uint16,
@@ -50,10 +51,12 @@ def pack(
     needed = _num_rows(plan)
     if num_rows is None:
         num_rows = needed
+    elif isinstance(num_rows, Sequence):
+        num_rows = round_up(needed, num_rows)
     elif needed > num_rows:
         raise ValueError(
             f"{len(lengths)} texts of {lengths.sum()} tokens need {needed} rows of {row_length}, "
-            f"but num_rows={num_rows}: give a larger one, or let round_up choose it"
+            f"but num_rows={num_rows}: give a larger one, or a ladder of sizes"
         )
     order, text_row, text_segment = _place(lengths, plan)
     return _fill(flat_ids, lengths, order, text_row, text_segment, (num_rows, row_length))
@@ -107,6 +110,11 @@ def count_rows(lengths: np.ndarray, *, row_length: int, max_segments: int) -> in
     """
     lengths = _check(lengths, row_length, max_segments)
     return _num_rows(_best_plan(lengths, row_length, max_segments))
+
+
+def used_rows(tokens: TokenBatch) -> int:
+    """Rows that hold the texts of a packed batch (NumPy arrays), at least one."""
+    return int(tokens.text_row.max(initial=0)) + 1
 
 
 def worst_rows(num_texts: int, *, max_length: int, row_length: int, max_segments: int) -> int:

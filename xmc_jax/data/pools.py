@@ -57,11 +57,14 @@ def row_entries(matrix: csr_matrix, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 def _stored_entries(matrix: csr_matrix, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The same, with places among the stored values instead of labels."""
     starts = matrix.indptr[rows].astype(np.int64)
-    lengths = matrix.indptr[rows + 1] - starts
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if ends.size else 0
-    flat = np.arange(total) + np.repeat(starts - ends + lengths, lengths)
-    return np.repeat(np.arange(rows.size), lengths), flat
+    return _ranges(starts, matrix.indptr[rows + 1] - starts)
+
+
+def _ranges(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The integers of several ranges, one range after the other; and the range each is from."""
+    owner = np.repeat(np.arange(lengths.size), lengths)
+    first = starts - np.cumsum(lengths) + lengths
+    return owner, np.arange(owner.size) + first[owner]
 
 
 def contains(sorted_keys: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -128,15 +131,16 @@ def build_pool(
     num_labels = labels.shape[1]
     slots = np.flatnonzero(queries >= 0)
     rows = queries[slots].astype(np.int64)
-    query, label, target, barred_query, barred_label, own = _pairs(labels, filters, rows)
-    odds = None
+    query, label, flat, barred_query, barred_label, known = _pairs(labels, filters, rows)
+    odds, target = None, np.True_
     if first_text_row is not None:
+        target = labels.data[flat]
         odds = target if draw == "target" else np.ones_like(target)
         odds = np.where(label == rows[query] - first_text_row, np.inf, odds)
 
     entry, rank = _shuffle_within(rng, query, odds)
     firsts, surplus = label[entry[rank == 0]], label[entry[(rank > 0) & (rank < beta)]]
-    negatives = _sample_negatives(rng, hard_negatives, rows, own, num_labels, eta)
+    negatives = _sample_negatives(rng, hard_negatives, rows, known, num_labels, eta)
     wanted = [firsts, rng.permutation(surplus), rng.permutation(negatives)]
     pool = _first_distinct(np.concatenate(wanted), pool_size)
     missing = pool_size - pool.size
@@ -152,11 +156,12 @@ def build_pool(
     where = np.empty(targets.shape, bool)
     where[:] = ids < num_labels  # [Q, P + E]
     where[queries < 0] = False
+    marked = []  # how many positive pairs each run has
     for run in (slice(0, pool_size), slice(pool_size, ids.size)):
-        _mark(targets[:, run], ids[run], positives, slots[query], target)
-        _mark(where[:, run], ids[run], filtered, slots[barred_query], np.zeros(len(filtered)))
+        marked.append(_mark(targets[:, run], ids[run], positives, slots[query], target))
+        _mark(where[:, run], ids[run], filtered, slots[barred_query], np.False_)
     stats = {
-        "in_batch_positives": int(np.count_nonzero(targets[:, :pool_size])) / max(1, rows.size),
+        "in_batch_positives": marked[0] / max(1, rows.size),
         "pool_fill": pool.size / pool_size,
         "dropped_negatives": _share_outside(pool, negatives),
         "dropped_positives": _share_outside(pool, np.concatenate([firsts, surplus])),
@@ -191,20 +196,25 @@ def _check(queries, labels, filters, hard_negatives, pool_size, beta, fill, draw
 
 
 def _pairs(labels, filters, rows):
-    """Positive pairs and their targets, filtered pairs, and the sorted keys of all together."""
+    """Positive pairs, filtered pairs, and the ascending keys of each."""
     query, flat = _stored_entries(labels, rows)
-    label, target = labels.indices[flat].astype(np.int64), labels.data[flat]
-    keys = query * labels.shape[1] + label
-    own = np.sort(keys)
+    label = labels.indices[flat].astype(np.int64)
+    own = query * labels.shape[1] + label
     if filters is None:
-        return query, label, target, query[:0], label[:0], own
+        none = query[:0]
+        return query, label, flat, none, none, (_ascending(labels, own), none)
     barred_query, barred_label = row_entries(filters, rows)
-    barred = np.sort(barred_query * labels.shape[1] + barred_label)
-    if contains(own, barred).any():  # filtered is no positive, even where the matrix lists it
-        kept = ~contains(barred, keys)
-        query, label, target = query[kept], label[kept], target[kept]
-    own = np.sort(np.concatenate([own, barred]))
-    return query, label, target, barred_query, barred_label, own
+    barred = _ascending(filters, barred_query * labels.shape[1] + barred_label)
+    ascending = _ascending(labels, own)
+    if contains(ascending, barred).any():  # filtered is no positive, even where the matrix lists it
+        kept = ~contains(barred, own)
+        query, label, flat = query[kept], label[kept], flat[kept]
+    return query, label, flat, barred_query, barred_label, (ascending, barred)
+
+
+def _ascending(matrix, keys) -> np.ndarray:
+    """Keys of entries in row order, sorted unless the matrix keeps its rows sorted."""
+    return keys if matrix.has_sorted_indices else np.sort(keys)
 
 
 def _shuffle_within(rng, query, odds=None) -> tuple[np.ndarray, np.ndarray]:
@@ -226,18 +236,23 @@ def _shuffle_within(rng, query, odds=None) -> tuple[np.ndarray, np.ndarray]:
     return shuffled[keys & _LOW], rank
 
 
-def _sample_negatives(rng, hard_negatives, rows, own, num_labels, eta) -> np.ndarray:
+def _sample_negatives(rng, hard_negatives, rows, known, num_labels, eta) -> np.ndarray:
     """Labels of ``eta`` hard negatives a query, drawn from those that are not its own or barred."""
     if hard_negatives is None or eta == 0:
         return np.zeros(0, np.int64)
-    # Sorted within the row, so that the keys ascend: searching them is then four times faster.
-    found = np.sort(np.asarray(hard_negatives[rows]), axis=1).astype(np.int64)  # [n, W]
-    keys = np.arange(rows.size)[:, None] * num_labels + found
-    usable = (found >= 0) & ~contains(own, keys)
-    draws = np.where(usable, rng.random(found.shape), 2.0)  # the eta lowest draws of a row win
-    if eta < found.shape[1]:
-        usable &= draws <= np.partition(draws, eta - 1, axis=1)[:, eta - 1 : eta]
-    return found[usable]
+    found = np.asarray(hard_negatives[rows])  # [n, W]
+    draws = np.where(found >= 0, rng.random(found.shape), 2.0)  # the eta lowest of a row win
+    while True:  # A mined list holds none of its own labels, so that once is mostly enough.
+        chosen = draws < 2.0
+        if eta < found.shape[1]:
+            chosen &= draws <= np.partition(draws, eta - 1, axis=1)[:, eta - 1 : eta]
+        place, column = np.nonzero(chosen)
+        labels = found[place, column].astype(np.int64)
+        keys = place * num_labels + labels
+        wrong = contains(known[0], keys) | contains(known[1], keys)
+        if not wrong.any():
+            return labels
+        draws[place[wrong], column[wrong]] = 2.0
 
 
 def _sample_extra(rng, positives, query, odds, pool, extra_positives, extra_size) -> np.ndarray:
@@ -286,16 +301,17 @@ def _by_label(label: np.ndarray) -> np.ndarray:
     return np.sort(label << 32 | np.arange(label.size))
 
 
-def _mark(matrix, ids, pairs, slot, value) -> None:
-    """Sets ``matrix[slot, column of label]`` to the value of each pair whose label is in ids."""
-    if ids.size == 0 or pairs.size == 0:
-        return
-    # Both are ascending: labels in order are found five times faster than shuffled ones.
-    label, pair = pairs >> 32, pairs & _LOW
-    column = np.minimum(np.searchsorted(ids, label), ids.size - 1)
-    hit = ids[column] == label
-    pair = pair[hit]
-    matrix[slot[pair], column[hit]] = value[pair]
+def _mark(matrix, ids, pairs, slot, value) -> int:
+    """Sets ``matrix[slot, column of label]`` to the value of each pair whose label is in ids.
+
+    ``pairs`` ascend by label, so that those of an id lie side by side: the ids are looked up among
+    the pairs, of which there are far more. Returns how many were set.
+    """
+    bounds = np.searchsorted(pairs, ids.astype(np.int64)[:, None] + np.arange(2) << 32)  # [P, 2]
+    column, place = _ranges(bounds[:, 0], bounds[:, 1] - bounds[:, 0])
+    pair = pairs[place] & _LOW
+    matrix[slot[pair], column] = value[pair] if np.ndim(value) else value
+    return pair.size
 
 
 def _share_outside(pool: np.ndarray, labels: np.ndarray) -> float:
