@@ -211,7 +211,9 @@ def _best_plan(lengths: np.ndarray, row_length: int, max_segments: int) -> _Plan
     first_fit = _plan(histogram, row_length, max_segments, mixed=False)
     texts, tokens = np.count_nonzero(lengths), int(lengths.sum())
     fewest = max(-(-tokens // row_length), -(-texts // max_segments))
-    if _num_rows(first_fit) <= 1.005 * fewest:
+    # Where no row has all the texts it may have, the other plan has nothing to mend.
+    most = max((len(row) for _, row in first_fit), default=0)
+    if most < max_segments or _num_rows(first_fit) <= 1.005 * fewest:
         return first_fit
     mixed = _plan(histogram, row_length, max_segments, mixed=True)
     return min(first_fit, mixed, key=_num_rows)
