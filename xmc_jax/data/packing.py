@@ -335,7 +335,7 @@ def _fill(
         text_row,
         text_segment,
     )
-    batch.ids[cells] = flat_ids[sources]
+    batch.ids[cells] = flat_ids.take(sources, axis=0)
     batch.segment_ids[cells] = np.repeat(text_segment[order], sizes)
     batch.positions[cells] = positions
     return batch

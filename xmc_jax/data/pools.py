@@ -51,7 +51,7 @@ def row_entries(matrix: csr_matrix, rows: np.ndarray) -> tuple[np.ndarray, np.nd
       (``place [E]``, the index into ``rows``, ascending; ``label [E]``), both int64.
     """
     place, flat = _stored_entries(matrix, rows)
-    return place, matrix.indices[flat].astype(np.int64)
+    return place, matrix.indices.take(flat).astype(np.int64)
 
 
 def _stored_entries(matrix: csr_matrix, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -64,7 +64,7 @@ def _ranges(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.nda
     """The integers of several ranges, one range after the other; and the range each is from."""
     owner = np.repeat(np.arange(lengths.size), lengths)
     first = starts - np.cumsum(lengths) + lengths
-    return owner, np.arange(owner.size) + first[owner]
+    return owner, np.arange(owner.size) + first.take(owner)
 
 
 def contains(sorted_keys: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -198,7 +198,7 @@ def _check(queries, labels, filters, hard_negatives, pool_size, beta, fill, draw
 def _pairs(labels, filters, rows):
     """Positive pairs, filtered pairs, and the ascending keys of each."""
     query, flat = _stored_entries(labels, rows)
-    label = labels.indices[flat].astype(np.int64)
+    label = labels.indices.take(flat).astype(np.int64)
     own = query * labels.shape[1] + label
     if filters is None:
         none = query[:0]
@@ -230,29 +230,29 @@ def _shuffle_within(rng, query, odds=None) -> tuple[np.ndarray, np.ndarray]:
         waits = (rng.standard_exponential(query.size) / odds).astype(np.float32)
         ordered = waits.view(np.int32).astype(np.int64)  # floats >= 0 sort as their bits do
         shuffled = np.sort(ordered << 32 | np.arange(query.size)) & _LOW
-    keys = np.sort(query[shuffled] << 32 | np.arange(query.size))
+    keys = np.sort(query.take(shuffled) << 32 | np.arange(query.size))
     counts = np.bincount(query)
     rank = np.arange(query.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    return shuffled[keys & _LOW], rank
+    return shuffled.take(keys & _LOW), rank
 
 
 def _sample_negatives(rng, hard_negatives, rows, known, num_labels, eta) -> np.ndarray:
     """Labels of ``eta`` hard negatives a query, drawn from those that are not its own or barred."""
     if hard_negatives is None or eta == 0:
         return np.zeros(0, np.int64)
-    found = np.asarray(hard_negatives[rows])  # [n, W]
+    found = np.take(hard_negatives, rows, axis=0)  # [n, W]; faster than indexing
     draws = np.where(found >= 0, rng.random(found.shape), 2.0)  # the eta lowest of a row win
     while True:  # A mined list holds none of its own labels, so that once is mostly enough.
-        chosen = draws < 2.0
+        usable = draws < 2.0
         if eta < found.shape[1]:
-            chosen &= draws <= np.partition(draws, eta - 1, axis=1)[:, eta - 1 : eta]
-        place, column = np.nonzero(chosen)
-        labels = found[place, column].astype(np.int64)
-        keys = place * num_labels + labels
+            usable &= draws <= np.partition(draws, eta - 1, axis=1)[:, eta - 1 : eta]
+        chosen = np.flatnonzero(usable)
+        labels = found.take(chosen).astype(np.int64)
+        keys = chosen // found.shape[1] * num_labels + labels
         wrong = contains(known[0], keys) | contains(known[1], keys)
         if not wrong.any():
             return labels
-        draws[place[wrong], column[wrong]] = 2.0
+        draws.reshape(-1)[chosen[wrong]] = 2.0
 
 
 def _sample_extra(rng, positives, query, odds, pool, extra_positives, extra_size) -> np.ndarray:
