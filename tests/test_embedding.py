@@ -44,3 +44,20 @@ def test_chunks_equal_one_text_at_a_time(row_length):
         np.testing.assert_allclose(found[0][row], model.de(params, vector)[0], atol=1e-6)
         np.testing.assert_allclose(found[1][row], model.clf(params, vector)[0], atol=1e-6)
     np.testing.assert_array_equal(embedder.de(params, store, np.array([5, 41])), found[0][[5, 41]])
+
+
+def test_few_texts_have_a_small_shape():
+    store = Store([5] * 200)
+    model = UniDEC(BagEncoder(50, 8), 4)
+    params = model.init(jax.random.key(0))
+    embedder = Embedder(model, row_length=16, chunk_tokens=32 * 64, chunk_texts=32 * 6)
+    every = embedder.de(params, store)
+    shapes = []
+    embedder._heads["de"] = lambda params, tokens: (
+        shapes.append((len(tokens.ids), len(tokens.text_row)))
+        or model.de(params, model.vectors(params, tokens))
+    )
+    for rows in (np.arange(6), np.arange(7), np.arange(200)):
+        np.testing.assert_allclose(embedder.de(params, store, rows), every[rows], atol=1e-6)
+    # Six texts fit two rows, and are as many as the small shape takes; 200 need two chunks.
+    assert shapes == [(4, 6), (128, 192), (128, 192), (128, 192)]

@@ -1,4 +1,4 @@
-"""Vectors of many texts, chunk by chunk, in one compiled shape."""
+"""Vectors of texts, chunk by chunk, in one compiled shape for many and one for few."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from xmc_jax.data.corpus import TokenStore
 from xmc_jax.tokens import TokenBatch
 
 CHUNK_TEXTS = 2048
+FEW = 32  # a call of a 32nd of a chunk, or less, has a shape of its own
 
 
 class Embedder:
     """Runs a model over a token store.
 
     One chunk is at most ``chunk_texts`` texts in rows of ``chunk_tokens`` tokens in all, so that
-    one shape is compiled for all stores, whatever their lengths.
+    one shape is compiled for all stores, whatever their lengths; and one of a 32nd of that, for
+    calls with so few texts, which then do not wait for rows of padding.
     """
 
     def __init__(
@@ -76,13 +78,21 @@ class Embedder:
         found = tuple(np.zeros((len(rows), self.model.dim), np.float32) for _ in range(outputs))
         bar = tqdm(total=len(rows), desc="embedding", unit=" texts", delay=2, leave=False)
         with bar:
-            parts = chunks(store, rows, self._rows, self._texts, **self._packing)
+            parts = chunks(store, rows, *self._chunk(store, rows), **self._packing)
             for start, stop, tokens in parts:
                 result = function(params, tokens)
                 for array, part in zip(found, result if outputs > 1 else (result,)):
                     array[start:stop] = np.asarray(part)[: stop - start]
                 bar.update(stop - start)
         return found
+
+    def _chunk(self, store: TokenStore, rows: np.ndarray) -> tuple[int, int]:
+        """Packed rows and texts of a chunk."""
+        few_rows, few_texts = max(1, self._rows // FEW), max(1, self._texts // FEW)
+        if len(rows) <= few_texts:
+            if packing.count_rows(store.lengths(rows), **self._packing) <= few_rows:
+                return few_rows, few_texts
+        return self._rows, self._texts
 
 
 def chunks(
