@@ -313,6 +313,7 @@ def frugal_model(
         free_weights=config.classifier,
         dropout=config.dropout,
         label_dropout=config.label_dropout,
+        token_scale=config.encoder.token_scale,
     )
 
 

@@ -80,7 +80,7 @@ FRUGAL_NAMES = {
     "encoder.name": WORD_VECTORS,
     "table.init": ("labels", "normal"),
 }
-_ONLY_DUAL = ("head_dim", "head_dropout", "de_weight", "encoder.freeze", "encoder.token_scale")
+_ONLY_DUAL = ("head_dim", "head_dropout", "de_weight", "encoder.freeze")
 FRUGAL_BOUNDS = {
     **{k: v for k, v in BOUNDS.items() if k not in _ONLY_DUAL and k[:3] not in ("de.", "clf")},
     "dropout": (0, 0.99),
