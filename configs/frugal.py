@@ -102,9 +102,7 @@ def _common(name: str, dataset: str) -> ConfigDict:
     config.encoder.experts = "experts" in parts  # InceptionXML-LF's router and second convolutions
     config.encoder.dim = 300  # of word vectors, features and label vectors [theirs]
     config.encoder.dropout = 0.25 if "inception" in parts else 0.2  # within the encoder
-    # Deviation of the token table at the start [ours]. Between an untrained query and the texts of
-    # labels it is noise in all scores: at 0.4, about GloVe's, InceptionXML-LF unlearns it first.
-    config.encoder.token_scale = 0.03 if "experts" in parts else 0.4
+    config.encoder.token_scale = 0.4  # deviation of the token table at the start, GloVe's [ours]
     config.encoder.embeddings = ""  # pretrained folder whose word embeddings start the table
     config.encoder.vocab_size = 30_000  # of a WordPiece vocabulary trained on the data's texts
     config.dropout = parts["dropout"]  # before both classifiers
@@ -118,7 +116,7 @@ def _common(name: str, dataset: str) -> ConfigDict:
     config.clusters = ConfigDict()
     config.clusters.size = 32  # labels of a cluster; their number is a power of two
     config.clusters.top = 20  # clusters a query, whose labels are its shortlist [theirs: INC]
-    config.offset = -4.0  # of all labels' scores at the start; it is trained [ours]
+    config.offset = -4.0  # of all labels' and clusters' scores at the start; trained [ours]
     config.meta_weight = 1.0  # of the clusters' loss [theirs: INC]
     config.table = ConfigDict()
     config.table.init = "labels" if config.label_text else "normal"  # of free weights: z1 or noise
@@ -150,8 +148,8 @@ def _common(name: str, dataset: str) -> ConfigDict:
     config.held_out_rows = 10_000  # at most
     config.eval_epochs = 5
     config.log_steps = 20
-    if "phases" in parts:  # appendix A.4; how long each is is not printed [ours]
-        config.phases = ((1, False, "pifa"), (3, True, "text"))
+    if "phases" in parts:  # appendix A.4; how long each is is not printed: alike [ours]
+        config.phases = ((1, False, "pifa"), (1, True, "text"))
     return config
 
 
@@ -183,6 +181,7 @@ def _small(config: ConfigDict, dataset: str) -> None:
     elif dataset == "LF-MobyTitles":
         config.batch_size, config.pool_size, config.epochs = 512, 2560, 20
         config.held_out_share = 0.05
+        config.encoder.token_scale = 0.03  # texts of a word or two, each seen a few times
     else:
         config.batch_size, config.pool_size, config.epochs = 256, 2560, 10
 

@@ -314,6 +314,7 @@ def frugal_model(
         dropout=config.dropout,
         label_dropout=config.label_dropout,
         token_scale=config.encoder.token_scale,
+        cluster_bias=config.offset,
     )
 
 

@@ -51,6 +51,7 @@ class Frugal:
       dropout: rate before both classifiers, in training only.
       label_dropout: rate in the label blocks and in the attention, in training only.
       token_scale: standard deviation of the token table's entries at the start.
+      cluster_bias: bias of all clusters at the start.
     """
 
     queries: BagQueries | InceptionQueries
@@ -61,6 +62,7 @@ class Frugal:
     dropout: float = 0.5
     label_dropout: float = 0.2
     token_scale: float = 0.4
+    cluster_bias: float = 0.0
 
     def __post_init__(self) -> None:
         if not (self.label_text or self.free_weights):
@@ -121,8 +123,9 @@ class Frugal:
         return {**params, "moving": moving}
 
     def init_meta(self, key: jax.Array) -> dict[str, jax.Array]:
-        """A new classifier over clusters, for new clusters: Xavier uniform, bias 0."""
-        return init_linear(key, self.dim, self.num_clusters)
+        """A new classifier over clusters, for new clusters: Xavier uniform, one bias for all."""
+        params = init_linear(key, self.dim, self.num_clusters)
+        return {**params, "bias": params["bias"] + self.cluster_bias}
 
     def with_embeddings(self, params: Params, table: np.ndarray) -> Params:
         """Parameters with this token table ``[V, D]``, scaled to the deviation ``token_scale``.
