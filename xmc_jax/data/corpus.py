@@ -74,7 +74,7 @@ class TokenStore:
         flat_starts = np.cumsum(lengths, dtype=np.int64) - lengths
         places = np.repeat(starts - flat_starts, lengths)
         places += np.arange(len(places))
-        return np.take(self.ids, places, axis=0), lengths
+        return np.asarray(self.ids).take(places, axis=0), lengths
 
     def _span(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = np.asarray(rows, np.int64).ravel()

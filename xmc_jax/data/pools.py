@@ -240,7 +240,7 @@ def _sample_negatives(rng, hard_negatives, rows, known, num_labels, eta) -> np.n
     """Labels of ``eta`` hard negatives a query, drawn from those that are not its own or barred."""
     if hard_negatives is None or eta == 0:
         return np.zeros(0, np.int64)
-    found = np.take(hard_negatives, rows, axis=0)  # [n, W]; faster than indexing
+    found = np.asarray(hard_negatives).take(rows, axis=0)  # [n, W]; faster than indexing
     draws = np.where(found >= 0, rng.random(found.shape), 2.0)  # the eta lowest of a row win
     while True:  # A mined list holds none of its own labels, so that once is mostly enough.
         usable = draws < 2.0
