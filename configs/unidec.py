@@ -162,7 +162,9 @@ def gandalf_options() -> ConfigDict:
     """Label texts as training points with soft targets; the same for every trainer."""
     options = ConfigDict()
     options.enabled = False
-    options.variant = "graph"  # graph [thesis 1.6], self (Z'), walk, symmetric or glas [thesis 1.3]
+    # graph [thesis 1.6], self (Z'), walk, symmetric or glas [thesis 1.3]; in place of Gandalf, in
+    # the frugal family: mixup, label_mixup or synonyms [thesis, table 1.6]
+    options.variant = "graph"
     options.delta = 0.1  # conditionals at or below it are dropped [thesis, table 1.7]
     options.draw = "target"  # positives of a text: in proportion to its targets, or uniform [ours]
     options.points = "all"  # D and Z; labels: Z alone; sample: as many as D [thesis, table 1.2]

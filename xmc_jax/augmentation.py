@@ -10,7 +10,7 @@ from absl import logging
 from ml_collections import ConfigDict
 from scipy.sparse import csr_matrix, vstack
 
-from xmc_jax import metrics
+from xmc_jax import metrics, rivals
 from xmc_jax.data import gandalf, splits
 from xmc_jax.data.corpus import JoinedTokens
 from xmc_jax.training_data import TrainingData, only_rows
@@ -26,6 +26,8 @@ def augment(config: ConfigDict, data: TrainingData) -> TrainingData:
     alone: held-out rows are empty there. Filter pairs of a text are the labels that share it and
     are no targets of it. What evaluation reads stays as it was.
 
+    Gandalf's rivals (`xmc_jax.rivals`) add no points; Label-MixUp reads label texts at those rows.
+
     Args:
       config: a resolved configuration.
       data: of the points alone.
@@ -36,6 +38,11 @@ def augment(config: ConfigDict, data: TrainingData) -> TrainingData:
     options = config.get("gandalf")
     if options is None or not options.enabled:
         return data
+    if rival := rivals.variant(config):
+        if rival != "label_mixup":
+            return data
+        joined = JoinedTokens(data.train_tokens, data.label_tokens)
+        return dataclasses.replace(data, train_tokens=joined)
     started = time.perf_counter()
     rng = np.random.default_rng([config.seed, 1])
     train_codes, label_codes, (empty,) = splits.text_codes(

@@ -2,6 +2,7 @@
 
     refresh/<epoch>/label_clusters.npy     [L] int32, those of the phase
     refresh/<epoch>/hard_negatives.npy     [N, eta * refresh_epochs] int32, -1 = none
+    refresh/<epoch>/synonyms.npy           [V, k] int32, where texts are augmented by them
 
 The meta-classifier is trained together with the other one, so its best clusters, and with them the
 negatives, harden from refresh to refresh.
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xmc_jax import rivals
 from xmc_jax.data.exact_search import host_product
 from xmc_jax.data.pools import row_entries
 from xmc_jax.mining import write_blocks
@@ -39,6 +41,11 @@ def make(folder: Path, epoch: int, run: Run, params: Any) -> dict[str, Any]:
     shape = (data.labels.shape[0], config.eta * config.refresh_epochs)
     blocks = _shortlists(epoch, run, params, clusters, shape)
     write_blocks(folder / "hard_negatives.npy", blocks, shape)
+    # A table drawn at random knows no synonyms before it has been trained.
+    if rivals.variant(config) == "synonyms" and (epoch or config.encoder.embeddings):
+        there = np.asarray(params["moving"]["idf"]) > 0
+        table = np.asarray(params["tokens"]["embedding"])
+        np.save(folder / "synonyms.npy", rivals.synonyms(table, there))
     return {"shortlist": round(time.perf_counter() - started, 2)}
 
 

@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from xmc_jax import phases
+from xmc_jax import phases, rivals
 from xmc_jax.batch_source import BatchSource
 from xmc_jax.data import packing
+from xmc_jax.data.pools import Pool
 from xmc_jax.frugal_step import FrugalBatch
 from xmc_jax.mining import Refresh
 from xmc_jax.tokens import TokenBatch
@@ -63,11 +64,13 @@ class FrugalSource(BatchSource):
           ValueError: the pool is smaller than the batch.
         """
         self._num_clusters, self._label_text, self._graph = num_clusters, label_text, graph
+        self._rival = rivals.variant(config)
         super().__init__(config, data, max_segments)
 
     def use(self, refresh: Refresh | None) -> None:
         """Draw from this refresh from now on; None = random pools, and no clusters yet."""
         self._clusters = None if refresh is None else refresh.label_clusters
+        self._synonyms = None if refresh is None else refresh.synonyms
         super().use(refresh)
 
     def _make(
@@ -77,12 +80,18 @@ class FrugalSource(BatchSource):
         pool = self._pool(queries, epoch, step)
         label_rows = np.where(pool.ids < data.num_labels, pool.ids, -1)
         stats = dict(pool.stats)
-        tokens, number, stats["rows"] = self._packed(data.train_tokens, queries, "queries")
+        clusters = self._cluster_targets(queries, pool.targets.dtype)
+        rng = np.random.default_rng([self._config.seed, epoch, step, 1])
+        texts, mix = self._mix(rng, queries, pool, clusters)
+        flat, lengths = data.train_tokens.gather(texts)
+        if self._synonyms is not None:
+            flat = rivals.replace(rng, flat, self._synonyms)
+        tokens, number, stats["rows"] = self._packed(flat, lengths, "queries")
         stats["tokens"] = float(number)
         label_tokens = graph = None
         if self._label_text:
             label_tokens, number, stats["label_rows"] = self._packed(
-                data.label_tokens, label_rows, "labels"
+                *data.label_tokens.gather(label_rows), "labels"
             )
             stats["tokens"] += number
         if self._graph is not None:
@@ -95,14 +104,31 @@ class FrugalSource(BatchSource):
             pool_ids=pool.ids,
             targets=pool.targets,
             where=pool.where,
-            cluster_targets=self._cluster_targets(queries, pool.targets.dtype),
+            cluster_targets=clusters,
             free_weights=np.True_ if phases.at(self._config, epoch).free_weights else None,
         )
+        if mix is not None:
+            batch = batch._replace(**mix._asdict())
         return batch, stats, label_rows
 
-    def _packed(self, store, rows: np.ndarray, name: str) -> tuple[TokenBatch, int, float]:
+    def _mix(
+        self, rng: np.random.Generator, queries: np.ndarray, pool: Pool, clusters: np.ndarray
+    ) -> tuple[np.ndarray, rivals.Mix | None]:
+        """Rows of the texts to encode, and how they are mixed, if they are."""
+        if self._rival == "mixup":
+            return queries, rivals.mixup(rng, queries, pool.targets, pool.where, clusters)
+        if self._rival != "label_mixup":
+            return queries, None
+        labels = np.minimum(pool.ids, self._data.num_labels - 1)  # of empty columns: any
+        of_columns = np.zeros_like(labels) if self._clusters is None else self._clusters[labels]
+        mix, columns = rivals.label_mixup(rng, pool.targets, pool.where, clusters, of_columns)
+        texts = np.where(columns >= 0, self._data.labels.shape[0] + labels[columns], -1)
+        return np.concatenate([queries, texts]), mix
+
+    def _packed(
+        self, flat: np.ndarray, lengths: np.ndarray, name: str
+    ) -> tuple[TokenBatch, int, float]:
         """Texts in one of the shapes of the ladder, their tokens, and the rows they need."""
-        flat, lengths = store.gather(rows)
         packed = packing.pack(flat, lengths, num_rows=self._ladder[name], **self._packing_of(name))
         return packed, int(lengths.sum()), float(packing.used_rows(packed))
 
@@ -129,7 +155,8 @@ class FrugalSource(BatchSource):
 
     def _row_ladder(self) -> dict[str, tuple[int, ...]]:
         """Row counts to compile for, of queries and of labels; see `BatchSource`."""
-        sizes = {"queries": self.batch_size, "labels": self.pool_size}
+        texts = self.batch_size * (2 if self._rival == "label_mixup" else 1)
+        sizes = {"queries": texts, "labels": self.pool_size}
         worst = {
             name: packing.worst_rows(size, max_length=self._longest, **self._packing_of(name))
             for name, size in sizes.items()

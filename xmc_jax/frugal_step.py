@@ -36,6 +36,9 @@ class FrugalBatch(NamedTuple):
       cluster_targets: ``[Q, C]`` of the same type: the largest target among all of the query's
         positives in the cluster, whether they are in the pool or not.
       free_weights: anything in a phase in which labels have weights of their own, else None.
+      partners: ``[Q]`` int32 text with which a query's features are mixed (`xmc_jax.rivals`), or
+        None: ``tokens`` are those of the queries alone.
+      shares: ``[Q]`` float32, what a query keeps of its own features, or None.
     """
 
     tokens: TokenBatch
@@ -47,6 +50,8 @@ class FrugalBatch(NamedTuple):
     where: Any
     cluster_targets: Any
     free_weights: Any
+    partners: Any = None
+    shares: Any = None
 
 
 def trained(params: Any) -> Any:
@@ -85,6 +90,8 @@ def frugal_loss(
     """
     query_key, label_key = jax.random.split(key)
     (meta, extreme), moving = model.features(params, batch.tokens, key=query_key, train=True)
+    if batch.shares is not None:
+        meta, extreme = (_mixed(x, batch.partners, batch.shares) for x in (meta, extreme))
     texts = graphs = None
     if batch.label_tokens is not None:
         texts = model.text_vectors(params, batch.label_tokens)  # [P, D]
@@ -103,6 +110,12 @@ def frugal_loss(
     loss = loss_labels + meta_weight * loss_clusters
     parts = {"loss": loss, "loss_labels": loss_labels, "loss_clusters": loss_clusters}
     return loss, (parts, moving)
+
+
+def _mixed(features: jax.Array, partners: jax.Array, shares: jax.Array) -> jax.Array:
+    """``[Q, D]`` of features ``[B, D]`` whose first Q are the queries'."""
+    own = features[: len(shares)]
+    return shares[:, None] * own + (1 - shares[:, None]) * features[partners]
 
 
 def make_frugal_step(

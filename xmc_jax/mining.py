@@ -41,12 +41,14 @@ class Refresh:
       offsets: where each cluster begins in ``order``.
       hard_negatives: ``[N, W]`` label ids, -1 = none; None where none are mined.
       label_clusters: ``[L]`` clusters of the labels; None but for the frugal family.
+      synonyms: ``[V, k]`` tokens that replace others (`xmc_jax.rivals`), or None.
     """
 
     order: np.ndarray
     offsets: np.ndarray
     hard_negatives: np.ndarray | None
     label_clusters: np.ndarray | None = None
+    synonyms: np.ndarray | None = None
 
 
 def due(config: ConfigDict, epoch: int) -> int | None:
@@ -65,11 +67,13 @@ def load(workdir: Path, epoch: int) -> Refresh | None:
     if not (folder / "info.json").exists():
         return None
     mined, clusters = folder / "hard_negatives.npy", folder / "label_clusters.npy"
+    synonyms = folder / "synonyms.npy"
     return Refresh(
         order=np.load(folder / "order.npy", mmap_mode="r"),
         offsets=np.load(folder / "offsets.npy"),
         hard_negatives=np.load(mined, mmap_mode="r") if mined.exists() else None,
         label_clusters=np.load(clusters) if clusters.exists() else None,
+        synonyms=np.load(synonyms) if synonyms.exists() else None,
     )
 
 

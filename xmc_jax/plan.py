@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from xmc_jax import augmentation, phases
+from xmc_jax import augmentation, phases, rivals
 from xmc_jax.data import batches, gandalf, pools
 from xmc_jax.data import index as indexes
 from xmc_jax.data.dataset import Dataset
@@ -79,6 +79,7 @@ FRUGAL_NAMES = {
     "batching": ("random",),
     "encoder.name": WORD_VECTORS,
     "table.init": ("labels", "normal"),
+    "gandalf.variant": (*gandalf.VARIANTS, *rivals.VARIANTS),
 }
 _ONLY_DUAL = ("head_dim", "head_dropout", "de_weight", "encoder.freeze")
 FRUGAL_BOUNDS = {
