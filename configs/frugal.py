@@ -4,7 +4,8 @@ python -m xmc_jax.train --config=configs/frugal.py:astec,wordnet-mini
 python -m xmc_jax.train --config=configs/frugal.py:eclare,amazontitles131k,gandalf --data=FOLDER
 python -m xmc_jax.train --config=configs/frugal.py:decaf,OWN_FOLDER_OR_FILE --config.max_minutes=30
 
-SYSTEM,DATASET, then options: gandalf, embeddings=FOLDER (a pretrained model's token table), debug.
+SYSTEM,DATASET, then options: gandalf, embeddings=FOLDER_OR_FILE (a pretrained model's token
+table, or word vectors of GloVe or fastText), debug.
 
 One model with parts is trained in one way: hard negatives come from a meta-classifier over label
 clusters that is trained along. The papers' own stages differ from system to system and are not
@@ -103,8 +104,9 @@ def _common(name: str, dataset: str) -> ConfigDict:
     config.encoder.dim = 300  # of word vectors, features and label vectors [theirs]
     config.encoder.dropout = 0.25 if "inception" in parts else 0.2  # within the encoder
     config.encoder.token_scale = 0.4  # deviation of the token table at the start, GloVe's [ours]
-    config.encoder.embeddings = ""  # pretrained folder whose word embeddings start the table
-    config.encoder.vocab_size = 30_000  # of a WordPiece vocabulary trained on the data's texts
+    config.encoder.embeddings = ""  # what the table starts from: a pretrained folder, or a file
+    config.encoder.vocabulary = "wordpiece"  # of the data's texts; words: whole ones, as theirs
+    config.encoder.vocab_size = 30_000
     config.dropout = parts["dropout"]  # before both classifiers
     config.label_dropout = 0.2  # in the label towers and their attention [ours]
     config.label_text = "text" in parts  # part of a label's vector: its text

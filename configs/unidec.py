@@ -6,7 +6,7 @@ python -m xmc_jax.train --config=configs/unidec.py:OWN_FOLDER_OR_FILE --config.m
 
 Options after the data set: loss=decoupled_softmax|supcon|decoupled_softmax+bce|supcon+bce|bce (the
 classifier's; the dual encoder takes the part before the plus), encoder=bag|HUB_NAME_OR_FOLDER,
-embeddings=FOLDER (token table of the bag encoder), paper=thesis|preprint, debug.
+embeddings=FOLDER_OR_FILE (token table of the bag encoder), paper=thesis|preprint, debug.
 
 Marks at the numbers: [thesis] and [preprint] are printed there, [ours] is our choice. A field that
 is None is derived from the data and the device when the run starts, and printed.
@@ -97,8 +97,11 @@ def _common(dataset: str) -> ConfigDict:
     config.encoder.dropout = 0.2  # of the bag encoder [ours]; a pretrained one keeps its own
     config.encoder.token_dropout = 0.0  # of the bag encoder: tokens a text loses [ours]
     config.encoder.token_scale = 1.0  # deviation of the bag's token table at the start [ours]
-    config.encoder.embeddings = ""  # pretrained folder whose word embeddings start the bag's table
-    config.encoder.vocab_size = 30_000  # of a WordPiece vocabulary trained on the data's texts
+    # What the bag's table starts from: a pretrained folder's word embeddings, or a file of word
+    # vectors of GloVe or fastText.
+    config.encoder.embeddings = ""
+    config.encoder.vocabulary = "wordpiece"  # of the bag, on the data's texts; or words: whole ones
+    config.encoder.vocab_size = 30_000
     config.row_length = 32  # tokens in a packed row; texts longer than that: max_length [ours]
 
     config.head_dim = config_dict.placeholder(int)  # d of one head; 0 = no projection

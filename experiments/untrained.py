@@ -57,7 +57,7 @@ def make(config: ConfigDict, folder: Path, laps: Laps | None = None) -> tuple[Ru
     counts = training_data.token_counts(
         (data.train_tokens, data.label_tokens), tokenizer.get_vocab_size()
     )
-    encoder, init_encoder = build.encoder(resolved, tokenizer.get_vocab_size(), counts)
+    encoder, init_encoder = build.encoder(resolved, folder, tokenizer.get_vocab_size(), counts)
     model = build.model(resolved, encoder)
     params = model.init(jax.random.key(resolved.seed))
     params["encoder"] = init_encoder(jax.random.key(resolved.seed))

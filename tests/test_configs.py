@@ -89,7 +89,7 @@ def test_step_keeps_the_shapes_of_its_state(file, name):
     """Nothing is allocated: 1.3 million labels are only looked at."""
     config, entry = resolved(file, name)
     if config.encoder.name == "bag":
-        encoder, _ = build.encoder(config, 500, np.ones(500, np.int64))
+        encoder, _ = build.encoder(config, Path("no-folder"), 500, np.ones(500, np.int64))
     else:
         encoder = tiny_encoder(config)
     model = build.model(config, encoder)

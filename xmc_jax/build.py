@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from xmc_jax import augmentation, frozen, losses, training_data
-from xmc_jax.data import label_features
+from xmc_jax.data import label_features, word_vectors
 from xmc_jax.data import tokenizer as tokenizers
 from xmc_jax.dual_system import DualSystem
 from xmc_jax.embedding import CHUNK_TEXTS, Embedder
@@ -85,6 +85,10 @@ def tokenizer(config: ConfigDict, texts: Iterable[str], folder: Path) -> Any:
         return tokenizers.load_tokenizer(folder)
     of_words = config.encoder.name in WORD_VECTORS
     source = config.encoder.embeddings if of_words else config.encoder.name
+    whole = of_words and config.encoder.get("vocabulary") == "words"
+    if whole or word_vectors.is_file(source):
+        size = config.encoder.vocab_size
+        return tokenizers.train_words(texts, vocab_size=size, folder=folder)
     if source:
         made = tokenizers.load_tokenizer(pretrained.resolve_folder(source))
         tokenizers.save_tokenizer(made, folder)
@@ -97,13 +101,31 @@ def tokenizer(config: ConfigDict, texts: Iterable[str], folder: Path) -> Any:
     )
 
 
+def token_table(config: ConfigDict, folder: Path, vocab_size: int) -> np.ndarray | None:
+    """Pretrained token vectors ``[V, D]``, of a model or of a file; None where none are asked for.
+
+    Raises:
+      ValueError: a folder or file that cannot be read, or a tokenizer that knows more tokens.
+    """
+    source = config.encoder.embeddings
+    if not source:
+        return None
+    if word_vectors.is_file(source):
+        words = tokenizers.load_tokenizer(folder / "tokenizer").get_vocab()
+        return word_vectors.table(source, words, seed=config.seed)
+    table = pretrained.word_embeddings(source)
+    _check_tokens(source, vocab_size, len(table))
+    return table
+
+
 def encoder(
-    config: ConfigDict, vocab_size: int, token_counts: np.ndarray
+    config: ConfigDict, folder: Path, vocab_size: int, token_counts: np.ndarray
 ) -> tuple[Any, Callable[[jax.Array], Any]]:
     """The encoder, and the function from a key to its first parameters.
 
     Args:
       config: the configuration.
+      folder: the work directory, which has the tokenizer.
       vocab_size: of the tokenizer.
       token_counts: ``[vocab_size]`` occurrences in training and label texts. Without embeddings,
         the bag's vectors of tokens that occur in none start at 0: they are never trained, and would
@@ -131,10 +153,7 @@ def encoder(
                 f"of at most {shape.max_positions} tokens. Set --config.max_length to that or less."
             )
         return made, lambda key: params
-    words = None
-    if options.embeddings:
-        words = pretrained.word_embeddings(options.embeddings)
-        _check_tokens(options.embeddings, vocab_size, len(words))
+    words = token_table(config, folder, vocab_size)
     shape = (vocab_size, options.dim) if words is None else words.shape
     made = BagEncoder(*shape, options.dropout, options.token_dropout)
 
@@ -257,7 +276,7 @@ def parts(config: ConfigDict, folder: Path, data: TrainingData, vocab_size: int)
 
 def _dual_parts(config: ConfigDict, folder: Path, data: TrainingData, vocab_size: int) -> Parts:
     counts = training_data.token_counts((data.train_tokens, data.label_tokens), vocab_size)
-    made, init_encoder = encoder(config, vocab_size, counts)
+    made, init_encoder = encoder(config, folder, vocab_size, counts)
     if config.encoder.freeze:
         whole = init_encoder(jax.random.key(config.seed))
         lower, made, rest = frozen.split_run(config, folder, made, whole)
@@ -270,10 +289,8 @@ def _dual_parts(config: ConfigDict, folder: Path, data: TrainingData, vocab_size
 
 
 def _frugal_parts(config: ConfigDict, folder: Path, data: TrainingData, vocab_size: int) -> Parts:
-    words = None
-    if config.encoder.embeddings:
-        words = pretrained.word_embeddings(config.encoder.embeddings)
-        _check_tokens(config.encoder.embeddings, vocab_size, len(words))
+    words = token_table(config, folder, vocab_size)
+    if words is not None:
         vocab_size, config.encoder.dim = words.shape
     stores = (data.train_tokens, data.label_tokens)
     idf = label_features.inverse_document_frequency(stores, vocab_size)

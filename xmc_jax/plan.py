@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from xmc_jax import augmentation, phases, rivals
-from xmc_jax.data import batches, gandalf, pools
+from xmc_jax.data import batches, gandalf, pools, word_vectors
 from xmc_jax.data import index as indexes
 from xmc_jax.data.dataset import Dataset
 from xmc_jax.training_data import WORD_VECTORS
@@ -26,6 +26,7 @@ NAMES = {
     "table.dtype": ("float32", "bfloat16"),
     "encoder.compute_dtype": ("float32", "bfloat16"),
     "encoder.pooling": ("mean", "cls"),
+    "encoder.vocabulary": ("wordpiece", "words"),
     "gandalf.variant": gandalf.VARIANTS,
     "gandalf.draw": pools.DRAWS,
     "gandalf.points": augmentation.POINTS,
@@ -72,7 +73,12 @@ BOUNDS = {  # at least, at most
 }
 
 
-_SHARED_NAMES = ("fill", "table.dtype", *(name for name in NAMES if "gandalf" in name))
+_SHARED_NAMES = (
+    "fill",
+    "table.dtype",
+    "encoder.vocabulary",
+    *(name for name in NAMES if "gandalf" in name),
+)
 FRUGAL_NAMES = {
     **{name: NAMES[name] for name in _SHARED_NAMES},
     "family": ("frugal",),
@@ -118,6 +124,7 @@ def check(config: ConfigDict) -> None:
             continue
         expected = f"at least {low}" if high is None else f"{low} to {high}"
         raise PlanError(f"config.{field} = {value!r}: expected {expected}.")
+    _check_words(config)
     if "family" in config:
         _check_frugal(config)
         return
@@ -128,6 +135,18 @@ def check(config: ConfigDict) -> None:
         )
     if config.batching == "joined":
         batches.cluster_size(0, config.cluster_schedule)  # raises for a wrong schedule
+
+
+def _check_words(config: ConfigDict) -> None:
+    """A pretrained model's token table comes with its tokenizer."""
+    options = config.encoder
+    of_model = options.embeddings and not word_vectors.is_file(options.embeddings)
+    if options.vocabulary == "words" and of_model:
+        raise PlanError(
+            f"config.encoder.vocabulary = 'words', config.encoder.embeddings = "
+            f"{options.embeddings!r}: a model's embeddings are those of its own word pieces. Set "
+            "vocabulary to wordpiece, or embeddings to a file of word vectors (.txt or .vec)."
+        )
 
 
 def _check_frugal(config: ConfigDict) -> None:

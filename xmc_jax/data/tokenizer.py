@@ -1,7 +1,8 @@
-"""Tokenizers: any fast Hugging Face one, or a WordPiece trained on the data set's own texts."""
+"""Tokenizers: any fast Hugging Face one, or word pieces or words of the data set's own texts."""
 
 from __future__ import annotations
 
+import collections
 import itertools
 import json
 import os
@@ -126,6 +127,47 @@ def train_wordpiece(
             pair="[CLS] $A [SEP] $B:1 [SEP]:1",
             special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
         )
+    save_tokenizer(tokenizer, folder)
+    return tokenizer
+
+
+def train_words(
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    folder: str | Path,
+) -> Tokenizer:
+    """Makes a vocabulary of the most frequent words and stores it; ties in alphabetical order.
+
+    Texts are lower-cased and split at spaces and punctuation as for word pieces, without special
+    tokens around them. A word that is not in the vocabulary is [UNK].
+
+    Args:
+      texts: read once, in blocks; only the distinct words are kept in memory.
+      vocab_size: most words to have, the five special tokens ([PAD] = 0) included.
+      folder: where ``tokenizer.json`` and ``tokenizer_config.json`` are written.
+
+    Returns:
+      The tokenizer; ids lie below its ``get_vocab_size()``.
+
+    Raises:
+      ValueError: broken text, or no text.
+    """
+    split = _bare_wordpiece({"[UNK]": 0})
+    counts: collections.Counter[str] = collections.Counter()
+    for block in _blocks(texts):
+        for text in block:
+            normal = split.normalizer.normalize_str(text)
+            counts.update(word for word, _ in split.pre_tokenizer.pre_tokenize_str(normal))
+    if not counts:
+        raise ValueError("no text holds a word: there is nothing to make a vocabulary of")
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    vocab = [*SPECIAL_TOKENS, *ranked[: max(0, vocab_size - len(SPECIAL_TOKENS))]]
+    tokenizer = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate(vocab)}, unk_token="[UNK]")
+    )
+    tokenizer.normalizer, tokenizer.pre_tokenizer = split.normalizer, split.pre_tokenizer
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     save_tokenizer(tokenizer, folder)
     return tokenizer
 
