@@ -114,6 +114,8 @@ def _common(name: str, dataset: str) -> ConfigDict:
     config.classifier = True  # free weights of its own, in the phases that have them
     config.graph = ConfigDict()
     config.graph.neighbours = 10  # [theirs: ECLARE]
+    # How often texts are handed on: ECLARE twice [theirs], InceptionXML-LF once [appendix A.3].
+    config.graph.degree = 1 if "experts" in parts else 2
     config.graph.tokens = 32  # heaviest ones of a label's neighbourhood [ours]
     config.clusters = ConfigDict()
     config.clusters.size = 32  # labels of a cluster; their number is a power of two

@@ -218,7 +218,11 @@ def graph_rows(folder: Path, config: ConfigDict, data: TrainingData, idf: np.nda
             original, neighbours=config.graph.neighbours, seed=config.seed
         )
         blocks = label_features.graph_rows(
-            graph, data.label_tokens, idf, tokens=config.graph.tokens
+            graph,
+            data.label_tokens,
+            idf,
+            tokens=config.graph.tokens,
+            degree=config.graph.get("degree", 1),
         )
         _write_rows(folder, blocks, (data.num_labels, config.graph.tokens))
         logging.info(

@@ -96,6 +96,7 @@ FRUGAL_BOUNDS = {
     "clusters.size": (1, None),
     "clusters.top": (1, None),
     "graph.neighbours": (1, None),
+    "graph.degree": (1, None),
     "graph.tokens": (1, None),
 }
 

@@ -77,7 +77,8 @@ def test_pifa_vectors(setting):
     assert np.abs(found @ found.T - unit @ unit.T).max() < 5 / np.sqrt(400)  # angles are kept
 
 
-def test_neighbour_graph_and_its_rows(setting):
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_neighbour_graph_and_its_rows(degree, setting):
     train, texts, labels = setting
     graph = label_features.neighbour_graph(labels, neighbours=4, seed=2, num_threads=1)
     visits = label_graph.random_walks(labels, lambda v, own, _: v, seed=2).toarray()
@@ -91,11 +92,12 @@ def test_neighbour_graph_and_its_rows(setting):
     assert graph[3].nnz == 1  # a label without points has itself alone
 
     idf = label_features.inverse_document_frequency((train, texts), VOCABULARY)
-    blocks = list(label_features.graph_rows(graph, texts, idf, tokens=6))
+    options = {"tokens": 6, "degree": degree}
+    blocks = list(label_features.graph_rows(graph, texts, idf, **options))
     ids = np.concatenate([ids for ids, _ in blocks])
     weights = np.concatenate([weights for _, weights in blocks])
     assert ids.shape == weights.shape == (LABELS, 6) and ids.dtype == np.int32
-    whole = expected @ plain_rows(texts, idf.astype(float))
+    whole = np.linalg.matrix_power(expected, degree) @ plain_rows(texts, idf.astype(float))
     for row in range(LABELS):
         best = np.sort(whole[row])[::-1][:6]
         np.testing.assert_allclose(weights[row], best, atol=1e-6)

@@ -122,15 +122,16 @@ def neighbour_graph(
 
 
 def graph_rows(
-    graph: csr_matrix, texts: TokenStore, idf: np.ndarray, *, tokens: int = 32
+    graph: csr_matrix, texts: TokenStore, idf: np.ndarray, *, tokens: int = 32, degree: int = 1
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The heaviest entries of the rows of ``G Z``, Z the TF-IDF rows of the label texts.
+    """The heaviest entries of the rows of ``G^degree Z``, Z the TF-IDF rows of the label texts.
 
     Args:
       graph: G ``[L, L]``.
       texts: of the labels.
       idf: ``[V]``.
       tokens: T, entries a label.
+      degree: how often texts are handed on along the graph, at least once.
 
     Yields:
       For blocks of labels in order, token ids ``[n, T]`` int32 and weights ``[n, T]`` float32,
@@ -138,7 +139,10 @@ def graph_rows(
     """
     features = _stacked([tfidf_rows(texts, rows, idf) for rows in _blocks(len(texts))], len(idf))
     for rows in _blocks(len(texts)):
-        block = csr_matrix(graph[rows[0] : rows[-1] + 1] @ features)
+        block = graph[rows[0] : rows[-1] + 1]
+        for _ in range(degree - 1):
+            block = block @ graph
+        block = csr_matrix(block @ features)
         block.sort_indices()
         ids, weights = label_graph.strongest(block, tokens)
         yield np.maximum(ids, 0), weights.astype(np.float32)
