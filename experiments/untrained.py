@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from xmc_jax import build, plan, training_data
+from xmc_jax import build, encoders, plan, training_data
 from xmc_jax.batch_source import BatchSource
 from xmc_jax.data.texts import JoinedTexts
 from xmc_jax.embedding import Embedder
@@ -47,7 +47,7 @@ def make(config: ConfigDict, folder: Path, laps: Laps | None = None) -> tuple[Ru
     resolved, _ = plan.resolve(config, dataset)
     laps.lap("read")
     texts = JoinedTexts(dataset.train.texts, dataset.label_texts)
-    tokenizer = build.tokenizer(resolved, texts, folder / "tokenizer")
+    tokenizer = encoders.tokenizer(resolved, texts, folder / "tokenizer")
     laps.lap("tokenizer")
     for collection in (dataset.train.texts, dataset.label_texts):
         training_data.token_store(resolved, tokenizer, collection)
@@ -57,7 +57,7 @@ def make(config: ConfigDict, folder: Path, laps: Laps | None = None) -> tuple[Ru
     counts = training_data.token_counts(
         (data.train_tokens, data.label_tokens), tokenizer.get_vocab_size()
     )
-    encoder, init_encoder = build.encoder(resolved, folder, tokenizer.get_vocab_size(), counts)
+    encoder, init_encoder = encoders.encoder(resolved, folder, tokenizer.get_vocab_size(), counts)
     model = build.model(resolved, encoder)
     params = model.init(jax.random.key(resolved.seed))
     params["encoder"] = init_encoder(jax.random.key(resolved.seed))

@@ -10,7 +10,7 @@ import pytest
 import tiny
 from scipy.sparse import csr_matrix
 
-from xmc_jax import augmentation, build, metrics, training_data
+from xmc_jax import augmentation, encoders, metrics, training_data
 from xmc_jax.batch_source import BatchSource
 from xmc_jax.data import gandalf
 from xmc_jax.data.dataset import Split, make_dataset
@@ -25,7 +25,7 @@ def setting(tmp_path_factory):
     )  # fmt: skip
     dataset, entry, _ = training_data.read_dataset(config)
     texts = [*dataset.train.texts, *dataset.label_texts]
-    tokenizer = build.tokenizer(config, texts, tmp_path_factory.mktemp("tokenizer"))
+    tokenizer = encoders.tokenizer(config, texts, tmp_path_factory.mktemp("tokenizer"))
     return config, training_data.load(config, dataset, entry, tokenizer)
 
 

@@ -12,7 +12,7 @@ import tiny
 from scipy.sparse import csr_matrix
 
 from configs import unidec
-from xmc_jax import build, mining, training_data
+from xmc_jax import encoders, mining, training_data
 from xmc_jax.batch_source import BatchSource
 from xmc_jax.data import batches
 from xmc_jax.mining import Refresh
@@ -26,7 +26,7 @@ def setting(tmp_path_factory):
     config = tiny.config("wordnet-mini", batch_size=32, pool_size=128, row_length=64, fill="random")
     dataset, entry, _ = training_data.read_dataset(config)
     texts = [*dataset.train.texts, *dataset.label_texts]
-    tokenizer = build.tokenizer(config, texts, tmp_path_factory.mktemp("tokenizer"))
+    tokenizer = encoders.tokenizer(config, texts, tmp_path_factory.mktemp("tokenizer"))
     data = training_data.load(config, dataset, entry, tokenizer)
     return config, data
 

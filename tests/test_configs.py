@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from xmc_jax import build, catalog, label_pool, plan, train_state, workdir
+from xmc_jax import build, catalog, encoders, label_pool, plan, train_state, workdir
 from xmc_jax.data import batches
 from xmc_jax.models.transformer import TransformerConfig, TransformerEncoder
 from xmc_jax.tokens import TokenBatch
@@ -89,7 +89,7 @@ def test_step_keeps_the_shapes_of_its_state(file, name):
     """Nothing is allocated: 1.3 million labels are only looked at."""
     config, entry = resolved(file, name)
     if config.encoder.name == "bag":
-        encoder, _ = build.encoder(config, Path("no-folder"), 500, np.ones(500, np.int64))
+        encoder, _ = encoders.encoder(config, Path("no-folder"), 500, np.ones(500, np.int64))
     else:
         encoder = tiny_encoder(config)
     model = build.model(config, encoder)

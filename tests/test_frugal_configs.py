@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from test_configs import DATASETS, ROOT
 
 from configs import frugal
-from xmc_jax import build, catalog, memory, phases, plan, workdir
+from xmc_jax import build, catalog, encoders, memory, phases, plan, workdir
 from xmc_jax.frugal_step import FrugalBatch
 from xmc_jax.tokens import TokenBatch
 from xmc_jax.train_loop import CompiledStep, Run, initial_state
@@ -151,7 +151,7 @@ def shapes_of(config: ConfigDict, model, num_labels: int, *, free: bool) -> Frug
 def test_step_keeps_the_shapes_of_its_state(system, name):
     """Nothing is allocated: 1.3 million labels are only looked at."""
     config, entry = resolved(system, name)
-    model = build.frugal_model(config, build.queries(config, 500), entry.num_labels)
+    model = build.frugal_model(config, encoders.queries(config, 500), entry.num_labels)
     data = SimpleNamespace(num_labels=entry.num_labels)
     made = build.system(config)
     run = Run(config, None, data, model, None, None, config.epochs, made)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from xmc_jax import build, mining, training_data
+from xmc_jax import encoders, mining, training_data
 from xmc_jax.batch_source import BatchSource
 from xmc_jax.embedding import Embedder
 from xmc_jax.models.bag import BagEncoder
@@ -24,7 +24,7 @@ def setting(tmp_path_factory):
     config = tiny.config("wordnet-mini", batch_size=32, pool_size=128, row_length=64)
     dataset, entry, _ = training_data.read_dataset(config)
     texts = [*dataset.train.texts, *dataset.label_texts]
-    tokenizer = build.tokenizer(config, texts, tmp_path_factory.mktemp("tokenizer"))
+    tokenizer = encoders.tokenizer(config, texts, tmp_path_factory.mktemp("tokenizer"))
     data = training_data.load(config, dataset, entry, tokenizer)
     model = UniDEC(BagEncoder(tokenizer.get_vocab_size(), 16), 16)
     params = model.init(jax.random.key(0))

@@ -222,7 +222,7 @@ def graph_rows(folder: Path, config: ConfigDict, data: TrainingData, idf: np.nda
             data.label_tokens,
             idf,
             tokens=config.graph.tokens,
-            degree=config.graph.get("degree", 1),
+            degree=config.graph.degree,
         )
         _write_rows(folder, blocks, (data.num_labels, config.graph.tokens))
         logging.info(

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from xmc_jax import (
     build,
     checkpoints,
+    encoders,
     evaluation,
     frozen,
     label_pool,
@@ -101,7 +102,7 @@ def _prepare(
         resolved = ConfigDict({**meta["resolved"], "data": config.data})
         _check_digest(folder, meta, dataset.digest, source)
     texts = text_files.JoinedTexts(dataset.train.texts, dataset.label_texts)
-    tokenizer = build.tokenizer(resolved, texts, folder / "tokenizer")
+    tokenizer = encoders.tokenizer(resolved, texts, folder / "tokenizer")
     data = training_data.load(resolved, dataset, entry, tokenizer)
     parts = build.parts(resolved, folder, data, tokenizer.get_vocab_size())
     run = Run(
@@ -147,7 +148,7 @@ def _begin(
         "config": given,
         "resolved": config.to_dict(),
         "epochs": epochs,
-        "encoder": build.describe(run.model),
+        "encoder": encoders.describe(run.model),
         "num_labels": data.num_labels,
         "entry": dataclasses.asdict(data.entry),
         "data": {"digest": data.dataset.digest, "folder": str(source.absolute())},
