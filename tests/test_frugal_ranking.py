@@ -39,23 +39,23 @@ def setting():
     return embedder, params
 
 
-def probabilities(embedder: LookUp, params: dict) -> np.ndarray:
+def probabilities(embedder: LookUp, params: dict, weight: float = 1) -> np.ndarray:
     sigmoid = lambda x: 1 / (1 + np.exp(-x.astype(np.float64)))
     meta = sigmoid(embedder.meta @ params["meta"]["kernel"] + params["meta"]["bias"])
     labels = sigmoid(embedder.extreme @ embedder.labels.T - 2)
-    return labels * meta[:, params["phase"]["label_clusters"]]
+    return labels * meta[:, params["phase"]["label_clusters"]] ** weight
 
 
 @pytest.mark.parametrize("width", [7, 16, 8192])
-@pytest.mark.parametrize("k", [1, 5, 100])
-def test_equals_a_dense_product(setting, width, k, monkeypatch):
+@pytest.mark.parametrize(("k", "weight"), [(1, 1), (5, 0.3), (100, 1), (100, 0)])
+def test_equals_a_dense_product(setting, width, k, weight, monkeypatch):
     monkeypatch.setattr(exact_search, "_LABELS", width)
     embedder, params = setting
-    ranker = FrugalRanker(embedder, params, None, range(LABELS), None)
+    ranker = FrugalRanker(embedder, params, None, range(LABELS), None, cluster_weight=weight)
     queries = ranker.query_vectors(None, None, "clf")
     assert ranker.heads == ("clf",) and queries.shape == (QUERIES, 2 * DIM)
     scores, ids = ranker.search(queries, "clf", k)
-    expected = probabilities(embedder, params)
+    expected = probabilities(embedder, params, weight)
     order = np.argsort(-expected, axis=1, kind="stable")[:, :k]
     np.testing.assert_array_equal(ids, order)
     np.testing.assert_allclose(scores, np.take_along_axis(expected, order, axis=1), rtol=1e-5)

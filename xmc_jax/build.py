@@ -115,7 +115,8 @@ def system(config: ConfigDict, graph: GraphRows | None = None) -> DualSystem | F
       ValueError: unknown names of losses.
     """
     if family(config) == "frugal":
-        return FrugalSystem(graph)
+        # A work directory from before there was such a field has the papers' product.
+        return FrugalSystem(graph, config.clusters.get("weight", 1.0))
     return DualSystem(objective(config))
 
 

@@ -109,11 +109,12 @@ class FrugalEmbedder:
 
 
 class FrugalRanker:
-    """Exact ranking by ``p(label) p(cluster of the label)``, over labels in blocks.
+    """Exact ranking by ``p(label) p(cluster of the label)^gamma``, over labels in blocks.
 
     Labels stand in the order of their clusters, so that a block of labels needs a block of
     clusters: all is scored once, in bounded memory. Sums of log-probabilities are compared, for
-    products of probabilities near 1 are equal in 32 bits.
+    products of probabilities near 1 are equal in 32 bits. The papers' gamma is 1; below that,
+    clusters count for less: on small data sets theirs is the part that generalises worse.
     """
 
     heads = ("clf",)
@@ -126,6 +127,7 @@ class FrugalRanker:
         label_tokens: TokenStore,
         graph: GraphRows | None,
         *,
+        cluster_weight: float = 1.0,
         kind: str = "exact",
         seed: int = 0,
         keep_indexes: bool = False,
@@ -138,6 +140,7 @@ class FrugalRanker:
           table: free weights as stored, or None.
           label_tokens: label texts.
           graph: rows of the label graph, or None.
+          cluster_weight: gamma.
           kind: exact or auto; the score is no inner product, so there is no other index.
           seed: not read; there is nothing random.
           keep_indexes: not read.
@@ -164,6 +167,7 @@ class FrugalRanker:
         meta = params["meta"]
         self._kernel, self._bias = np.asarray(meta["kernel"]), np.asarray(meta["bias"])
         self._offset = np.float32(params["offset"])
+        self._cluster_weight = np.float32(cluster_weight)
         self._smallest = max(1, int(np.bincount(clusters).min(initial=len(clusters))))
         self._on_host = host_device() or contextlib.nullcontext
 
@@ -199,6 +203,7 @@ class FrugalRanker:
                 self._bias[first : first + number],
                 self._clusters[begin:end] - first,
                 self._offset,
+                self._cluster_weight,
             )
             return np.asarray(scores)
 
@@ -219,10 +224,11 @@ def _log_probabilities(
     bias: jax.Array,
     cluster: jax.Array,
     offset: jax.Array,
+    weight: jax.Array,
 ) -> jax.Array:
-    """``log sigmoid(<x_e, w_l> + b) + log sigmoid(<x_m, v_c> + b_c)``, ``[q, labels]``."""
+    """``log sigmoid(<x_e, w_l> + b) + gamma log sigmoid(<x_m, v_c> + b_c)``, ``[q, labels]``."""
     extreme, meta = jnp.split(queries, 2, axis=1)
     high = jax.lax.Precision.HIGHEST
     labels = jax.nn.log_sigmoid(jnp.matmul(extreme, vectors.T, precision=high) + offset)
     clusters = jax.nn.log_sigmoid(jnp.matmul(meta, kernel, precision=high) + bias)
-    return labels + jnp.take(clusters, cluster, axis=1, mode="clip")
+    return labels + weight * jnp.take(clusters, cluster, axis=1, mode="clip")

@@ -41,9 +41,11 @@ class FrugalSystem:
 
     Attributes:
       graph: rows of the label graph where the model has that part.
+      cluster_weight: of the clusters' log-probabilities in the ranking.
     """
 
     graph: GraphRows | None = None
+    cluster_weight: float = 1.0
 
     def optimizer(self, config: ConfigDict) -> optax.GradientTransformation:
         """Of the trained parameters, at its peak rates."""
@@ -192,6 +194,7 @@ class FrugalSystem:
         self, embedder: Any, params: Any, table: Any, label_tokens: Any, **options: Any
     ) -> FrugalRanker:
         """The model's ranker; options are those of `FrugalRanker`."""
+        options["cluster_weight"] = self.cluster_weight
         return FrugalRanker(embedder, params, table, label_tokens, self.graph, **options)
 
     def resized(self, run: Run, config: ConfigDict) -> Run:

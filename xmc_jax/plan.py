@@ -95,6 +95,7 @@ FRUGAL_BOUNDS = {
     "meta_weight": (0, None),
     "clusters.size": (1, None),
     "clusters.top": (1, None),
+    "clusters.weight": (0, None),
     "graph.neighbours": (1, None),
     "graph.degree": (1, None),
     "graph.tokens": (1, None),
