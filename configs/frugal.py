@@ -186,6 +186,10 @@ def _small(config: ConfigDict, dataset: str) -> None:
         # 5 % of 1,850 rows are too few to choose by, too many to lose.
         config.held_out_share = 0.0
         config.batch_size, config.pool_size, config.epochs = 128, 1024, 40
+        if config.encoder.experts:  # a short first phase, and less noise, take half the epochs
+            config.phases = ((1, False, "pifa"), (9, True, "text"))
+            config.dropout, config.encoder.dropout = 0.3, 0.15
+            config.epochs = 20
     elif dataset == "LF-MobyTitles":
         config.batch_size, config.pool_size, config.epochs = 512, 2560, 20
         config.held_out_share = 0.05
