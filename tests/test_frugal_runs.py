@@ -157,11 +157,13 @@ def test_prediction(whole):
     vectors, labels = model.encode(TEXTS), model.label_vectors()
     dim = labels.shape[1]
     assert vectors.shape == (3, 2 * dim)
-    params = runs.open_run(whole).params
+    opened = runs.open_run(whole)
+    params, weight = opened.params, opened.config.clusters.weight
+    assert weight == 0.5
     sigmoid = lambda x: 1 / (1 + np.exp(-np.asarray(x, np.float64)))
     clusters = vectors[:, dim:] @ params["meta"]["kernel"] + params["meta"]["bias"]
     dense = sigmoid(vectors[:, :dim] @ labels.T + params["offset"])
-    dense *= sigmoid(clusters)[:, params["phase"]["label_clusters"]]
+    dense *= sigmoid(clusters)[:, params["phase"]["label_clusters"]] ** weight
     expected = np.take_along_axis(dense, ids, axis=1)
     np.testing.assert_allclose(scores, expected, rtol=1e-4)
     np.testing.assert_allclose(scores[:, 0], dense.max(axis=1), rtol=1e-4)
