@@ -38,8 +38,8 @@ def tokenizer(config: ConfigDict, texts: Iterable[str], folder: Path) -> Any:
         return tokenizers.load_tokenizer(folder)
     of_words = config.encoder.name in WORD_VECTORS
     source = config.encoder.embeddings if of_words else config.encoder.name
-    whole = of_words and config.encoder.vocabulary == "words"
-    if whole or word_vectors.is_file(source):
+    whole = config.encoder.vocabulary == "words" or word_vectors.is_file(source)
+    if of_words and whole:
         size = config.encoder.vocab_size
         return tokenizers.train_words(texts, vocab_size=size, folder=folder)
     if source:
