@@ -68,6 +68,13 @@ def test_bad_files(content, message, tmp_path):
     assert str(path) in str(found.value)
 
 
+@pytest.mark.parametrize("content", [b"red 1 2", gzip.compress(GLOVE.encode())[:-12]])
+def test_broken_gzip(content, tmp_path):
+    (tmp_path / "vectors.vec.gz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"vectors\.vec\.gz is no whole gzip file"):
+        word_vectors.read(tmp_path / "vectors.vec.gz", WORDS)
+
+
 def test_a_missing_file_says_where_to_get_one(own_data, tmp_path):
     """It is taken for a file by its name, not for a model on the hub."""
     config = tiny.frugal_config("astec", own_data, encoder__embeddings="no/glove.6B.300d.txt")

@@ -93,12 +93,15 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     if not path.is_file():
         raise ValueError(f"{path}: no such file; {_EXPECTED}.")
     opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if number == 1:
-                if b"\0" in line or line.startswith(b"PK"):
-                    raise ValueError(f"{path} is no text file; {_EXPECTED}.")
-                fields = line.split()
-                if len(fields) == 2 and all(field.isdigit() for field in fields):
-                    continue
-            yield number, line
+    try:
+        with opened(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if number == 1:
+                    if b"\0" in line or line.startswith(b"PK"):
+                        raise ValueError(f"{path} is no text file; {_EXPECTED}.")
+                    fields = line.split()
+                    if len(fields) == 2 and all(field.isdigit() for field in fields):
+                        continue
+                yield number, line
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise ValueError(f"{path} is no whole gzip file ({error}); {_EXPECTED}.") from error
