@@ -23,7 +23,7 @@ import numpy as np
 
 from configs import unidec
 from experiments import ledger, synthetic, untrained
-from xmc_jax import console, mining, runs
+from xmc_jax import console, mining, open_runs
 from xmc_jax.data import batches, clustering, pools
 from xmc_jax.data import index as indexes
 from xmc_jax.embedding import Embedder
@@ -188,7 +188,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         name, data_folder = "amazontitles1.3m", str(folder / "synthetic")
         synthetic.write(Path(data_folder), options.synthetic)
     if options.workdir:
-        opened = runs.open_run(options.workdir)
+        opened = open_runs.open_run(options.workdir)
         data, embedder, params = opened.load_data(data_folder), opened.embedder, opened.params
         config, encoder = opened.config, f"step {opened.step} of a trained run"
     else:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from experiments import ledger
-from xmc_jax import console, evaluation, metrics, runs
+from xmc_jax import console, evaluation, metrics, open_runs
 from xmc_jax.training_data import EvaluationSplit
 
 NAME = "table_predictions"
@@ -83,7 +83,7 @@ def compare(without: Path, gandalf: Path, options: Any) -> dict[str, Any]:
     Raises:
       ValueError: the runs are not of one data set, or not without and with Gandalf.
     """
-    opened = [runs.open_run(folder) for folder in (without, gandalf)]
+    opened = [open_runs.open_run(folder) for folder in (without, gandalf)]
     for flag, run, wanted in zip(("without", "gandalf"), opened, (False, True)):
         if run.config.gandalf.enabled != wanted:
             raise ValueError(

@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 from configs import depsl, unidec
-from xmc_jax import checkpoints, plan, runs, train_loop, workdir
+from xmc_jax import checkpoints, open_runs, plan, runs, train_loop, workdir
 from xmc_jax.train_loop import TrainingError
 
 
@@ -134,7 +134,7 @@ def test_changed_configuration_and_changed_data(copy, own_data, tmp_path):
     with pytest.raises(workdir.WorkdirError, match="the data changed since"):
         runs.start(config, copy)
     with pytest.raises(workdir.WorkdirError, match="the data changed since"):
-        runs.open_run(copy).load_data(str(data))
+        open_runs.open_run(copy).load_data(str(data))
     assert sorted(p.name for p in copy.iterdir() if p.name.startswith(".")) == []
 
 
@@ -152,8 +152,8 @@ def test_evaluation_of_moved_data_says_how_to_name_their_place(own_data, tmp_pat
     runs.start(tiny.config(source, epochs=1), run)
     moved = source.rename(tmp_path / "after.tsv")
     with pytest.raises(workdir.WorkdirError, match=r"not at .*before\.tsv .* with --data=PATH"):
-        runs.open_run(run).load_data()
-    assert runs.open_run(run).load_data(str(moved)).test is not None
+        open_runs.open_run(run).load_data()
+    assert open_runs.open_run(run).load_data(str(moved)).test is not None
 
 
 # Damage.
@@ -184,7 +184,7 @@ def test_checkpoint_of_another_model(copy, own_data, mini_run):
     shutil.rmtree(copy / "checkpoints")
     shutil.copytree(mini_run / "checkpoints", copy / "checkpoints")
     before = checkpoints.steps(copy)
-    for use in (lambda: runs.start(tiny.config(own_data), copy), lambda: runs.open_run(copy)):
+    for use in (lambda: runs.start(tiny.config(own_data), copy), lambda: open_runs.open_run(copy)):
         with pytest.raises(checkpoints.CheckpointError, match="another model") as error:
             use()
         assert "params/de_head/kernel: checkpoint (32, 32) float32, this model (16, 16)" in str(
@@ -274,7 +274,7 @@ def test_folders_that_are_no_work_directories(tmp_path, own_data):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path, tmp_path / "nowhere", tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(workdir.WorkdirError, match="is not a work directory"):
-            runs.open_run(folder)
+            open_runs.open_run(folder)
     for module in ("evaluate", "predict"):
         done = tiny.run(module, f"--workdir={tmp_path}", stdin="")
         assert done.returncode == 1 and "is not a work directory" in done.stderr

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from xmc_jax import evaluation, metrics, report, runs
+from xmc_jax import evaluation, metrics, open_runs, report, runs
 from xmc_jax.propensity import inverse_propensity
 
 
@@ -40,7 +40,7 @@ def test_binary_equals_the_end_of_training_exactly(copy, mini_run, mini_folder, 
     assert done.stderr.count("GiB of vectors, and about 60 MB a core") == 1
     arrays = np.load(saved)
     assert set(arrays) == {f"{h}_{w}" for h in evaluation.HEADS for w in ("ids", "scores")}
-    test = runs.open_run(copy).load_data().test
+    test = open_runs.open_run(copy).load_data().test
     assert arrays["concat_ids"].shape == (len(test.rows), 100)
     found = metrics.evaluate(arrays["concat_ids"], test.truth, filter_pairs=test.filter_pairs)
     expected = result["heads"]["concat"]["filtered"]
@@ -55,22 +55,22 @@ def test_held_out_numbers_are_those_in_the_log(copy, mini_run):
     logged = {line["step"]: line["held_out"] for line in lines if "held_out" in line}
     assert sorted(logged) == [64, 128]
     for step, values in logged.items():
-        opened = runs.open_run(copy, step=step)
-        result = runs.evaluate_run(opened, split="held_out", heads=("concat",))
+        opened = open_runs.open_run(copy, step=step)
+        result = open_runs.evaluate_run(opened, split="held_out", heads=("concat",))
         assert result["heads"]["concat"]["filtered"] == values
         assert (copy / f"eval-held_out-{step}-concat.json").exists()
     best = max(logged, key=lambda step: (logged[step]["P@5"], step))
-    assert runs.open_run(copy).step == best
+    assert open_runs.open_run(copy).step == best
 
 
 def test_options_do_not_overwrite_the_full_evaluation(copy):
     (path,) = copy.glob("eval-test-*.json")
     before = path.read_bytes()
-    opened = runs.open_run(copy)
+    opened = open_runs.open_run(copy)
     full = json.loads(before)
-    one = runs.evaluate_run(opened, heads=("de",))
+    one = open_runs.evaluate_run(opened, heads=("de",))
     assert one["heads"]["de"] == full["heads"]["de"] and list(one["heads"]) == ["de"]
-    other = runs.evaluate_run(opened, ks=(1, 2))
+    other = open_runs.evaluate_run(opened, ks=(1, 2))
     assert "P@2" in other["heads"]["clf"]["filtered"]
     assert path.read_bytes() == before
     names = {p.name for p in copy.glob("eval-test-*")} - {path.name}
@@ -79,20 +79,20 @@ def test_options_do_not_overwrite_the_full_evaluation(copy):
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 def test_other_indexes_come_close(copy, kind):
-    opened = runs.open_run(copy)
-    exact = runs.evaluate_run(opened, heads=("de",))["heads"]["de"]["filtered"]
-    found = runs.evaluate_run(opened, heads=("de",), kind=kind)
+    opened = open_runs.open_run(copy)
+    exact = open_runs.evaluate_run(opened, heads=("de",))["heads"]["de"]["filtered"]
+    found = open_runs.evaluate_run(opened, heads=("de",), kind=kind)
     assert found["index"] == kind
     assert abs(found["heads"]["de"]["filtered"]["P@5"] - exact["P@5"]) < 1
     if kind == "ivf":
-        assert runs.evaluate_run(opened, heads=("de",), kind=kind) == found
+        assert open_runs.evaluate_run(opened, heads=("de",), kind=kind) == found
 
 
 def test_metrics_are_those_of_a_plain_ranking(copy):
     """Scores by one matrix product, ranking by sorting, against what the run says."""
-    opened = runs.open_run(copy)
+    opened = open_runs.open_run(copy)
     data = opened.load_data()
-    full = runs.evaluate_run(opened)
+    full = open_runs.evaluate_run(opened)
     labels = evaluation.label_vectors(
         opened.embedder, opened.params, opened.table, data.label_tokens
     )
@@ -110,7 +110,7 @@ def test_metrics_are_those_of_a_plain_ranking(copy):
 
 
 def test_concat_is_the_sum_of_both_heads(copy):
-    opened = runs.open_run(copy)
+    opened = open_runs.open_run(copy)
     data = opened.load_data()
     arguments = (opened.embedder, opened.params)
     labels = evaluation.label_vectors(*arguments, opened.table, data.label_tokens)
@@ -123,7 +123,7 @@ def test_concat_is_the_sum_of_both_heads(copy):
 
 
 def test_bins_add_up(copy):
-    result = runs.evaluate_run(runs.open_run(copy))
+    result = open_runs.evaluate_run(open_runs.open_run(copy))
     for head, bins in result["bins"].items():
         total = sum(entry["value"] for entry in bins)
         assert abs(total - result["heads"][head]["filtered"]["P@5"]) < 1e-9
@@ -134,15 +134,15 @@ def test_bins_add_up(copy):
 def test_dual_encoder_alone_and_no_held_out_rows(own_data, tmp_path):
     config = tiny.config(own_data, held_out_share=0.0, epochs=1, classifier=False)
     assert list(runs.start(config, tmp_path / "run")["heads"]) == ["de"]
-    opened = runs.open_run(tmp_path / "run")
+    opened = open_runs.open_run(tmp_path / "run")
     assert opened.table is None
     with pytest.raises(ValueError, match="this run has no classifier"):
-        runs.evaluate_run(opened, heads=("concat",))
-    result, thresholds = runs.evaluate_and_save(opened, split="test", kind="exact")
+        open_runs.evaluate_run(opened, heads=("concat",))
+    result, thresholds = open_runs.evaluate_and_save(opened, split="test", kind="exact")
     assert thresholds == [] and "no held-out rows" in report.threshold_table(thresholds, "de")
     assert result["rows"] == 61  # a fifth of the texts, some of which stand in two rows
     with pytest.raises(ValueError, match="split 'held_out': this run has no such rows"):
-        runs.evaluate_run(opened, split="held_out")
+        open_runs.evaluate_run(opened, split="held_out")
 
 
 def test_wrong_requests(trained, tmp_path):
@@ -150,17 +150,19 @@ def test_wrong_requests(trained, tmp_path):
     assert done.returncode == 1 and "--ks=1,x: expected numbers such as 1,3,5" in done.stderr
     assert "Traceback" not in done.stderr
     with pytest.raises(ValueError, match=r"checkpoints/7: its checkpoint\.json cannot be read"):
-        runs.open_run(trained, step=7)
+        open_runs.open_run(trained, step=7)
     with pytest.raises(ValueError, match="no data for"):
-        runs.open_run(trained).load_data("/no/such/place")
+        open_runs.open_run(trained).load_data("/no/such/place")
     with pytest.raises(ValueError, match="there is no such folder"):
         path = f"{tmp_path}/none/x.npz"
-        runs.evaluate_and_save(runs.open_run(trained), save_predictions=path, kind="exact")
+        open_runs.evaluate_and_save(
+            open_runs.open_run(trained), save_predictions=path, kind="exact"
+        )
 
 
 def test_read_only_work_directory_is_still_evaluated(trained, small_disk, caplog):
     folder = Path(shutil.copytree(trained, small_disk.folder / "run"))
     expected = json.loads(next(folder.glob("eval-test-*.json")).read_text())
     small_disk.remount("ro")
-    assert runs.evaluate_run(runs.open_run(folder)) == expected
+    assert open_runs.evaluate_run(open_runs.open_run(folder)) == expected
     assert "The evaluation is not kept there" in caplog.text

@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 import tiny
 
-from xmc_jax import checkpoints, frozen, plan, predictor, runs
+from xmc_jax import checkpoints, frozen, open_runs, plan, predictor, runs
 from xmc_jax.data import corpus, packing
 from xmc_jax.data import tokenizer as tokenizers
 from xmc_jax.models import pretrained
@@ -175,7 +175,7 @@ def test_a_run_resumes_exactly_and_predicts_new_texts(freeze, own_data, folder, 
     assert_same_end(cut, whole)
     # Texts never seen go through the frozen layers, then the rest: as the whole encoder has it.
     shutil.rmtree(source)
-    opened = runs.open_run(whole)
+    opened = open_runs.open_run(whole)
     names = {f"layer_{i}" for i in range(freeze, LAYERS)}
     assert set(opened.params["encoder"]) == names
     joined = {**opened.frozen.params, **opened.params["encoder"]}
@@ -186,7 +186,7 @@ def test_a_run_resumes_exactly_and_predicts_new_texts(freeze, own_data, folder, 
     expected = opened.embedder.model.de(opened.params, encoder.apply(joined, batch))
     found = predictor.load(whole).encode(texts, head="de")
     np.testing.assert_allclose(found, expected, atol=3e-3)  # hidden states in 16 bits
-    evaluated = runs.evaluate_run(runs.open_run(whole))
+    evaluated = open_runs.evaluate_run(open_runs.open_run(whole))
     assert evaluated == json.loads(json.dumps(result))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs import frugal
-from xmc_jax import metrics, runs
+from xmc_jax import metrics, open_runs, runs
 from xmc_jax.data import baselines
 from xmc_jax.propensity import inverse_propensity
 
@@ -26,7 +26,7 @@ def test_above_the_baselines(system, tmp_path):
     config.epochs = 15 if bag else 20 if config.label_text else 10
     config.eval_epochs = 1000
     found = runs.start(config, tmp_path / "run")["heads"]["clf"]["filtered"]
-    data = runs.open_run(tmp_path / "run").load_data()
+    data = open_runs.open_run(tmp_path / "run").load_data()
     train, test = data.dataset.train.labels, data.test
     popular = metrics.evaluate(
         np.asarray(baselines.popularity(train, len(test.rows), 100)),

@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from configs import frugal
-from xmc_jax import frugal_mining, metrics, predictor, runs, train_loop
+from xmc_jax import frugal_mining, metrics, open_runs, predictor, runs, train_loop
 from xmc_jax.data import baselines
 from xmc_jax.frugal_system import FrugalSystem
 
@@ -134,15 +134,15 @@ def test_what_a_new_phase_keeps(whole, switched):
         jax.tree.map(np.testing.assert_array_equal, before.params[name], after.params[name])
     assert (before.params["meta"]["kernel"] != after.params["meta"]["kernel"]).any()
     assert not any(leaf.any() for leaf in jax.tree.leaves(after.opt_state))
-    last = runs.open_run(whole)
+    last = open_runs.open_run(whole)
     assert last.params["phase"]["free_weights"] and (np.asarray(last.table) != z1).any()
 
 
 def test_evaluation_is_that_of_the_end_of_training(whole):
     (path,) = whole.glob("eval-test-*.json")
     kept = json.loads(path.read_text())
-    opened = runs.open_run(whole)
-    result = runs.evaluate_run(opened)
+    opened = open_runs.open_run(whole)
+    result = open_runs.evaluate_run(opened)
     assert result == kept and list(result["heads"]) == ["clf"]
     assert result["heads"]["clf"]["filtered"]["P@5"] > 2 * popularity(opened.load_data())
 
@@ -157,7 +157,7 @@ def test_prediction(whole):
     vectors, labels = model.encode(TEXTS), model.label_vectors()
     dim = labels.shape[1]
     assert vectors.shape == (3, 2 * dim)
-    opened = runs.open_run(whole)
+    opened = open_runs.open_run(whole)
     params, weight = opened.params, opened.config.clusters.weight
     assert weight == 0.5
     sigmoid = lambda x: 1 / (1 + np.exp(-np.asarray(x, np.float64)))
@@ -183,6 +183,6 @@ def test_prediction(whole):
 @pytest.mark.parametrize("system", list(frugal.SYSTEMS))
 def test_every_system_trains(system, own_data, tmp_path):
     result = runs.start(tiny.frugal_config(system, own_data), tmp_path / "run")
-    opened = runs.open_run(tmp_path / "run")
+    opened = open_runs.open_run(tmp_path / "run")
     assert result["heads"]["clf"]["filtered"]["P@5"] > popularity(opened.load_data())
-    assert runs.evaluate_run(opened) == result
+    assert open_runs.evaluate_run(opened) == result

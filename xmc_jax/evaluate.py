@@ -25,7 +25,7 @@ _SAVE = flags.DEFINE_string(
 
 def main(argv: list[str]) -> None:
     """Parse flags, make one call, print the result."""
-    from xmc_jax import report, runs
+    from xmc_jax import open_runs, report
 
     del argv
     console.setup()
@@ -33,8 +33,8 @@ def main(argv: list[str]) -> None:
         if not all(k.isdigit() and int(k) > 0 for k in _KS.value):
             raise ValueError(f"--ks={','.join(_KS.value)}: expected numbers such as 1,3,5.")
         ks = tuple(int(k) for k in _KS.value)
-        opened = runs.open_run(Path(_WORKDIR.value), step=_STEP.value)
-        result, thresholds = runs.evaluate_and_save(
+        opened = open_runs.open_run(Path(_WORKDIR.value), step=_STEP.value)
+        result, thresholds = open_runs.evaluate_and_save(
             opened,
             split=_SPLIT.value,
             heads=(_HEAD.value,) if _HEAD.value else None,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from xmc_jax import runs
+from xmc_jax import open_runs
 from xmc_jax.data import corpus
 from xmc_jax.training_data import WORD_VECTORS
 from xmc_jax.workdir import replacing
@@ -45,7 +45,7 @@ def load(
     Raises:
       WorkdirError, CheckpointError: not a work directory, no sound checkpoint.
     """
-    return Predictor(runs.open_run(Path(workdir), step=step), new_labels=new_labels, kind=kind)
+    return Predictor(open_runs.open_run(Path(workdir), step=step), new_labels=new_labels, kind=kind)
 
 
 class Predictor:
@@ -53,7 +53,7 @@ class Predictor:
 
     def __init__(
         self,
-        opened: runs.OpenRun,
+        opened: open_runs.OpenRun,
         *,
         new_labels: str | Path | Sequence[str] | None = None,
         kind: str = "exact",

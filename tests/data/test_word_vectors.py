@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from xmc_jax import build, plan, runs
+from xmc_jax import build, open_runs, plan, runs
 from xmc_jax.data import tokenizer, word_vectors
 
 TEXTS = ["Red apple, red river", "the red VIOLIN", "Apple über the river"]
@@ -125,7 +125,7 @@ def test_runs_start_from_the_files_vectors(family, own_data, tmp_path):
     expected = np.stack(list(vectors.values()))
     np.testing.assert_allclose(rows / rows[0, 0], expected / expected[0, 0], rtol=1e-4)
     (tmp_path / "vectors.txt").unlink()  # it is not needed any more
-    runs.open_run(tmp_path / "run")
+    open_runs.open_run(tmp_path / "run")
 
 
 def test_a_models_embeddings_have_their_own_pieces(golden):
