@@ -59,26 +59,31 @@ def choose(texts: Sequence[str], names: Sequence[str], *, number: int, seed: int
     return np.array(rows, np.int64)
 
 
-def top(ranker: Any, split: EvaluationSplit, rows: np.ndarray, k: int = SHOWN) -> np.ndarray:
-    """Best labels ``[n, k]`` of some rows of a split, filter pairs left out; -1 = none."""
+def part(split: EvaluationSplit, rows: np.ndarray) -> EvaluationSplit:
+    """Some rows of a split."""
     pairs = [
         (place, label)
         for place, row in enumerate(rows)
         for label in split.filter_pairs[split.filter_pairs[:, 0] == row, 1]
     ]
-    some = dataclasses.replace(
+    return dataclasses.replace(
         split,
         rows=split.rows[rows],
         truth=split.truth[rows],
         filter_pairs=np.array(pairs, np.int64).reshape(-1, 2),
     )
+
+
+def top(ranker: Any, split: EvaluationSplit, rows: np.ndarray, k: int = SHOWN) -> np.ndarray:
+    """Best labels ``[n, k]`` of some rows of a split, filter pairs left out; -1 = none."""
+    some = part(split, rows)
     deep = evaluation.depth(some, (k,))
     ids, _ = evaluation.predict_split(ranker, some, ranker.heads[0], k=deep)
     return metrics.remove_filtered(ids, some.filter_pairs, split.truth.shape[1])[:, :k]
 
 
-def compare(without: Path, gandalf: Path, options: Any) -> dict[str, Any]:
-    """Opens both runs and predicts; what the ledger keeps.
+def open_both(without: Path, gandalf: Path) -> list[open_runs.OpenRun]:
+    """Opens both runs.
 
     Raises:
       ValueError: the runs are not of one data set, or not without and with Gandalf.
@@ -91,6 +96,16 @@ def compare(without: Path, gandalf: Path, options: Any) -> dict[str, Any]:
             )
     if len({run.meta["data"]["digest"] for run in opened}) > 1:
         raise ValueError(f"{without} and {gandalf} are runs on different data.")
+    return opened
+
+
+def compare(without: Path, gandalf: Path, options: Any) -> dict[str, Any]:
+    """Opens both runs and predicts; what the ledger keeps.
+
+    Raises:
+      ValueError: the runs are not of one data set, or not without and with Gandalf.
+    """
+    opened = open_both(without, gandalf)
     points: list[dict[str, Any]] = []
     for side, run in zip(("without", "with"), opened):
         data = run.load_data(options.data)

@@ -39,6 +39,7 @@ SCRIPTS = [
     "figure_gandalf_bins",
     "figure_gandalf_share",
     "table_predictions",
+    "table_label_texts",
 ]
 OF_GANDALF = (SYSTEMS, GANDALF, figure_gandalf_share.TABLE)
 MASKED = Row("masked", {"mask_filter_pairs": True})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 
 import numpy as np
 import pytest
+import tiny
 from ledger_rows import made
 from scipy.sparse import csr_matrix
 
@@ -16,6 +18,7 @@ from experiments import (
     figure_gandalf_share,
     ledger,
     pictures,
+    table_label_texts,
     table_predictions,
     untrained,
 )
@@ -23,7 +26,7 @@ from experiments.ledger import FRUGAL, Row
 from experiments.table_gandalf import TABLE as GANDALF
 from experiments.table_systems import TABLE as SYSTEMS
 from experiments.table_systems import UNIDEC_STEPS
-from xmc_jax import augmentation
+from xmc_jax import augmentation, open_runs, runs
 from xmc_jax.data import splits
 from xmc_jax.training_data import EvaluationSplit
 
@@ -190,3 +193,32 @@ def test_wrong_predictions_are_marked():
     rows = [{"kind": "table_predictions", "command": "C", "result": result}]
     text = table_predictions.section(rows)
     assert text.endswith("| x (3) | a\\|b<br>✗ c | d |") and text.count("| x (3)") == 1
+
+
+def test_rows_of_label_texts_are_evaluated_by_themselves(tmp_path):
+    source = tiny.write_tsv(tmp_path / "points.tsv", rows=200)
+    lines = source.read_text().splitlines()
+    labels = sorted({label for line in lines for label in line.split("\t")[1].split("|")})
+    lines += [f"{a}\t{b}" for a, b in itertools.pairwise(labels)]  # bear a label's text
+    source.write_text("\n".join(lines) + "\n")
+    for name, gandalf in (("a", False), ("b", True)):
+        config = tiny.frugal_config("astec", source, **{"gandalf.enabled": gandalf})
+        runs.start(config, tmp_path / name)
+    result = table_label_texts.compare(tmp_path / "a", tmp_path / "b", "")
+    opened = open_runs.open_run(tmp_path / "b")
+    opened.load_data("")
+    texts, labels = opened.data.dataset.test.texts, opened.data.dataset.label_texts
+    own = [text.casefold() in {label.casefold() for label in labels} for text in texts]
+    kinds = list(result["kinds"].values())
+    assert 0 < sum(own) < len(own)
+    assert [kind["rows"] for kind in kinds] == [sum(own), len(own) - sum(own)]
+    whole = open_runs.evaluate_run(opened)["heads"]["clf"]["filtered"]["P@5"]
+    parts = [(k["rows"], k["metrics"]["with Gandalf"]["P@5"]) for k in kinds]
+    assert sum(n * value for n, value in parts) / len(own) == pytest.approx(whole)
+    assert kinds[1]["metrics"][table_label_texts.LOOKUP]["P@1"] == 0
+    text = table_label_texts.section(
+        [{"kind": "table_label_texts", "command": "C", "result": {**result, "command": "C"}}]
+    )
+    assert f"| no label's text ({100 * kinds[1]['rows'] / len(own):.1f} %) | " in text
+    with pytest.raises(ValueError, match=r"--without=.*: expected a run with config.gandalf"):
+        table_label_texts.compare(tmp_path / "b", tmp_path / "b", "")

@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 
 from xmc_jax import metrics, propensity
-from xmc_jax.data import baselines
+from xmc_jax.data import baselines, gandalf
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +139,18 @@ def test_blocks_bound_the_product() -> None:
     assert [(rows.start, rows.stop) for rows in found] == [(0, 1), (1, 2), (2, 3), (3, 5), (5, 6)]
     whole = list(baselines._row_blocks(vectors, np.array([4, 3]), 10**6))
     assert [(rows.start, rows.stop) for rows in whole] == [(0, 6)]
+
+
+def test_label_of_the_same_text_is_gandalfs_target():
+    rng = np.random.default_rng(0)
+    held = sp.csr_matrix((rng.random((40, 6)) < 0.3).astype(np.float32))
+    texts = ["a", "B ", "c", "d", "b", "f"]
+    ids = baselines.label_of_the_same_text(["x", "b", "F", "b"], texts, held, 4)
+    assert (ids[0] == -1).all() and (ids[1] == ids[3]).all()
+    target = gandalf.gandalf_targets(held, delta=0.0).toarray()
+    for row, label in ((1, 1), (2, 5)):
+        order = np.lexsort((np.arange(6), -target[label]))  # the label itself has 1
+        assert ids[row].tolist() == [label, *[i for i in order if i != label][:3]]
+    nobody = baselines.label_of_the_same_text(["x"], texts, held, 4)
+    assert nobody.tolist() == [[-1] * 4]
+    assert baselines.label_of_the_same_text(["d"], texts, held, 1).tolist() == [[3]]

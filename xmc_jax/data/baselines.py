@@ -1,4 +1,4 @@
-"""Predictions to beat without a model: the most frequent labels, and TF-IDF nearest label texts.
+"""Predictions to beat without a model: frequent labels, TF-IDF nearest label texts, neighbours.
 
 SciPy only. The products of queries and labels are made in blocks of bounded size, so memory is that
 of the texts' own sparse matrices however many queries and labels there are.
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import scipy.sparse as sp
 
+from xmc_jax.data import label_graph, splits
 from xmc_jax.propensity import label_frequency
 
 ANALYZERS = ("word", "word+char")
@@ -86,6 +87,36 @@ def tfidf_nearest_label(
             ids[row, : len(found)] = found
             scores[row, : len(found)] = score
     return ids, scores
+
+
+def label_of_the_same_text(
+    queries: Sequence[str], labels: Sequence[str], train_labels: sp.csr_matrix, k: int
+) -> np.ndarray:
+    """Returns the label whose text a query is, then the labels it occurs with most often.
+
+    That is Gandalf's target of the label's text (thesis 1.6), looked up instead of learned: where
+    many test texts are label texts, a model trained with Gandalf has seen their answers.
+
+    Args:
+      queries: N texts.
+      labels: L texts; of labels of one text the lowest id counts.
+      train_labels: ``[N', L]`` CSR of the training rows, every stored value 1.
+      k: labels a query.
+
+    Returns:
+      ``[N, k]`` int32, -1 where there is no such label or it has fewer neighbours.
+    """
+    ids = np.full((len(queries), k), -1, np.int32)
+    codes, label_codes = splits.text_codes(queries, labels)
+    texts, first = np.unique(label_codes, return_index=True)
+    rows = np.flatnonzero(np.isin(codes, texts))
+    if rows.size == 0:
+        return ids
+    ids[rows, 0] = own = first[np.searchsorted(texts, codes[rows])]
+    chosen, place = np.unique(own, return_inverse=True)
+    found, _ = label_graph.strongest(label_graph.conditionals(train_labels, chosen), max(1, k - 1))
+    ids[rows, 1:] = found[place, : k - 1]
+    return ids
 
 
 def _terms(text: str, analyzer: str) -> Iterator[str]:

@@ -156,7 +156,7 @@ def _postulate_lines(train: Split, train_codes: np.ndarray, label_codes: np.ndar
 def baseline_scores(
     dataset: Dataset, entry: catalog.Entry | None
 ) -> tuple[dict[str, dict[str, float]], int, str]:
-    """Scores popularity and the TF-IDF nearest label on test rows, filtered.
+    """Scores what needs no model on test rows, filtered.
 
     Returns:
       metrics by method, the number of test rows scored (a seeded sample where the data are large),
@@ -178,6 +178,9 @@ def baseline_scores(
             training_texts=dataset.train.texts,
             analyzer=analyzer,
         )[0],
+        "label of the same text": baselines.label_of_the_same_text(
+            test.texts, dataset.label_texts, dataset.train.labels, depth
+        ),
     }
     scores = {
         name: metrics.evaluate(
