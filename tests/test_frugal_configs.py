@@ -96,6 +96,11 @@ def test_every_field_is_read():
         ({"phases": ((1, True, "tex"),)}, r"config.phases holds \(1, True, 'tex'\)"),
         ({"phases": ((1, False, "pifa"),)}, r"their absence config.label_text = True"),
         ({"classifier": False}, r"nothing is left of a label"),
+        (
+            {"hard_negatives": False},
+            r"config.hard_negatives = False.* mined labels: --config.eta=0",
+        ),
+        ({"warmup_epochs": 2}, r"config.warmup_epochs = 2: .* Set them to True and 0"),
         ({"label_graph": True}, r"needs config.label_text = True"),
     ],
 )

@@ -158,6 +158,12 @@ def _check_frugal(config: ConfigDict) -> None:
             "config.classifier = False, config.label_text = False: nothing is left of a label. Set "
             "one of them to True."
         )
+    if not config.hard_negatives or config.warmup_epochs:
+        raise PlanError(
+            f"config.hard_negatives = {config.hard_negatives}, config.warmup_epochs = "
+            f"{config.warmup_epochs}: a shortlist classifier learns its clusters from the refresh "
+            "that mines. Set them to True and 0; to train without mined labels: --config.eta=0."
+        )
     if config.label_graph and not config.label_text:
         raise PlanError("config.label_graph = True needs config.label_text = True.")
     for epochs, free_weights, clusters in config.phases:
