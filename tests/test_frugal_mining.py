@@ -19,6 +19,19 @@ def test_own_clusters_come_first_then_the_best():
     assert [set(row) for row in found.tolist()] == [{0, 1}, {3, 0}]
 
 
+def test_own_clusters_leave_room_for_others():
+    rng = np.random.default_rng(0)
+    scores = rng.standard_normal((50, 30)).astype(np.float32)
+    mine = rng.random((50, 30)) < rng.random((50, 1))  # few own clusters to nearly all
+    place, own = np.repeat(np.nonzero(mine), 2, axis=1)  # as two labels of a cluster give it
+    found = frugal_mining.best_clusters(scores.copy(), place, own, 7)
+    for row, score, of_row in zip(found, scores, mine):
+        ranked = np.argsort(-score)
+        first = [c for c in ranked if of_row[c]][:4]
+        others = [c for c in ranked if not of_row[c]][: 7 - len(first)]
+        assert set(first) | set(others) <= set(row.tolist()) and len(set(row.tolist())) == 7
+
+
 def test_draws_are_distinct_labels_of_the_clusters():
     members = np.arange(24, dtype=np.int32).reshape(6, 4)
     members[:, 3] = -1

@@ -83,18 +83,26 @@ def cluster_members(clusters: np.ndarray, num_clusters: int) -> np.ndarray:
 
 
 def best_clusters(scores: np.ndarray, place: np.ndarray, own: np.ndarray, top: int) -> np.ndarray:
-    """The ``top`` clusters of each query: its own before all others, then by score.
+    """The ``top`` clusters of each query: of its own at most half, then others, all by score.
+
+    The papers' shortlist is the K best clusters and the gold ones, whose labels are one or two
+    there. Where a query has dozens, they would leave no room for those that the meta-classifier
+    mistakes for right ones.
 
     Args:
       scores: ``[n, C]``; changed.
       place: ``[E]`` query of each of its own clusters.
-      own: ``[E]`` that cluster.
+      own: ``[E]`` that cluster; may repeat.
       top: K, at most C.
 
     Returns:
       ``[n, K]``, in no particular order.
     """
-    scores[place, own] = np.inf
+    place, own = np.divmod(np.unique(place * scores.shape[1] + own), scores.shape[1])
+    order = np.lexsort((-scores[place, own], place))
+    place, own = place[order], own[order]
+    rank = np.arange(place.size) - np.searchsorted(place, place)
+    scores[place, own] = np.where(rank < -(-top // 2), np.inf, -np.inf)
     return np.argpartition(-scores, top - 1, axis=1)[:, :top]
 
 
