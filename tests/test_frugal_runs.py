@@ -14,6 +14,7 @@ import tiny
 from configs import frugal
 from xmc_jax import frugal_mining, metrics, open_runs, predictor, runs, train_loop
 from xmc_jax.data import baselines
+from xmc_jax.frugal_source import FrugalSource
 from xmc_jax.frugal_system import FrugalSystem
 
 TEXTS = ["red apple or old river", "copper", "loud violin"]
@@ -48,6 +49,25 @@ def whole(own_data, switched, tmp_path_factory) -> Path:
         patch.setattr(FrugalSystem, "begin_phase", begin_phase)
         runs.start(tiny.frugal_config("eclare", own_data, **TWO_PHASES), folder)
     return folder
+
+
+def test_a_budget_is_reckoned_by_the_steps_of_the_last_phase(own_data, tmp_path, monkeypatch):
+    def killed(*_):
+        raise Killed
+
+    batches, usual = [], FrugalSource.ahead
+
+    def ahead(self, epoch, first_step):
+        for made in usual(self, epoch, first_step):
+            batches.append((epoch, made[0].free_weights is not None))
+            yield made
+
+    monkeypatch.setattr(FrugalSource, "ahead", ahead)
+    monkeypatch.setattr(runs, "train", killed)
+    config = tiny.frugal_config("eclare", own_data, **TWO_PHASES, max_minutes=1.0)
+    with pytest.raises(Killed):
+        runs.start(config, tmp_path / "run")
+    assert set(batches) == {(1, True)}
 
 
 def arrays(folder: Path) -> dict[str, np.ndarray]:

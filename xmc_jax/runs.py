@@ -156,7 +156,8 @@ def _epochs_in_budget(run: Run, params: Any, step: CompiledStep) -> int:
     copy = jax.tree.map(lambda x: jax.numpy.array(x, copy=True), params)
     state = initial_state(run, copy, step.optimizer, table=False)
     times: list[float] = []
-    for number, (batch, _, _) in enumerate(run.source.ahead(0, 0)):
+    slowest = phases.of(run.config)[-1].first  # in its last phase a model has all of its parts
+    for number, (batch, _, _) in enumerate(run.source.ahead(slowest, 0)):
         step.compile(state, batch)
         started = time.perf_counter()
         state, parts = step(state, batch, 1.0)
