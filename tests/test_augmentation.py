@@ -29,6 +29,30 @@ def setting(tmp_path_factory):
     return config, training_data.load(config, dataset, entry, tokenizer)
 
 
+def test_a_positive_that_is_a_filter_pair_is_no_evidence(setting, tmp_path):
+    config, data = setting
+    config = config.copy_and_resolve_references()
+    config.held_out_share = 0.0
+    train, test = data.dataset.train, data.dataset.test
+    row = int(np.argmax(np.diff(train.labels.indptr)))
+    label = int(train.labels[row].indices[0])
+    pairs = np.array(sorted([*map(tuple, train.filter_pairs.tolist()), (row, label)]))
+    train = Split(train.texts, train.labels, pairs)
+    dataset = make_dataset("barred", train, test, data.dataset.label_texts)
+    texts = [*train.texts, *dataset.label_texts]
+    tokenizer = encoders.tokenizer(config, texts, tmp_path)
+    loaded = training_data.load(config, dataset, data.entry, tokenizer)
+    expected = train.labels.tolil()
+    expected[row, label] = 0
+    assert (loaded.labels != expected.tocsr()).nnz == 0 and loaded.labels.has_canonical_format
+    assert loaded.dataset.train.labels[row, label] == 1  # propensities are of the original
+    made = augmentation.augment(config, loaded)
+    targets = gandalf.gandalf_targets(loaded.labels, delta=0.1)
+    assert (made.labels[len(train.texts) :] != targets).nnz == 0
+    config.mask_filter_pairs = False
+    assert training_data.load(config, dataset, data.entry, tokenizer).labels[row, label] == 1
+
+
 def augmented(setting, **changes):
     config, data = setting
     config = config.copy_and_resolve_references()

@@ -117,6 +117,9 @@ def load(
     filters = None
     if len(train.filter_pairs) and config.mask_filter_pairs:
         filters = filter_matrix(train.filter_pairs, train.labels.shape)
+        # What is neither right nor wrong is no answer, and no evidence for the label graph.
+        if (barred := labels.multiply(filters)).nnz:
+            labels = csr_matrix(labels - barred)
     test_split = None
     if len(test.texts):
         rows = np.arange(len(test.texts))
