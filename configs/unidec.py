@@ -92,7 +92,7 @@ def _common(dataset: str) -> ConfigDict:
     config.encoder.pooling = "mean"  # or cls [ours]
     config.encoder.freeze = 0  # lowest layers that are not trained, run once and cached [ours]
     config.encoder.compute_dtype = "float32"  # or bfloat16; parameters stay float32
-    config.encoder.remat = False  # recompute activations in the backward pass
+    config.encoder.remat = False  # recompute activations in the backward pass; saves none on a CPU
     config.encoder.dim = 256  # of the bag encoder without embeddings [ours]
     config.encoder.dropout = 0.2  # of the bag encoder [ours]; a pretrained one keeps its own
     config.encoder.token_dropout = 0.0  # of the bag encoder: tokens a text loses [ours]

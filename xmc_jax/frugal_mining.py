@@ -85,9 +85,8 @@ def cluster_members(clusters: np.ndarray, num_clusters: int) -> np.ndarray:
 def best_clusters(scores: np.ndarray, place: np.ndarray, own: np.ndarray, top: int) -> np.ndarray:
     """The ``top`` clusters of each query: of its own at most half, then others, all by score.
 
-    The papers' shortlist is the K best clusters and the gold ones, whose labels are one or two
-    there. Where a query has dozens, they would leave no room for those that the meta-classifier
-    mistakes for right ones.
+    The papers' shortlist is the K best clusters, gold ones included. Where a query has dozens of
+    these, they would leave no room for those that the meta-classifier mistakes for right ones.
 
     Args:
       scores: ``[n, C]``; changed.
