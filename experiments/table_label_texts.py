@@ -8,15 +8,13 @@ training: the label of the same text and its strongest neighbours.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments import ledger
-from experiments.table_predictions import open_both, part
-from xmc_jax import console, evaluation, metrics
+from experiments.table_predictions import open_both, pair_arguments, part, run_pair
+from xmc_jax import evaluation, metrics
 from xmc_jax.data import baselines, splits
 from xmc_jax.propensity import inverse_propensity
 
@@ -32,14 +30,14 @@ def is_label_text(texts: Any, label_texts: Any) -> np.ndarray:
     return np.isin(codes, label_codes)
 
 
-def compare(without: Path, gandalf: Path, data: str) -> dict[str, Any]:
+def compare(without: Path, gandalf: Path, options: Any) -> dict[str, Any]:
     """Opens both runs and evaluates them on both kinds of test rows; what the ledger keeps.
 
     Raises:
       ValueError: the runs are not of one data set, or not without and with Gandalf.
     """
     opened = open_both(without, gandalf)
-    loaded = opened[0].load_data(data)
+    loaded = opened[0].load_data(options.data)
     if loaded.test is None:
         raise ValueError(f"{without}: its data set has no test rows.")
     dataset, test = loaded.dataset, loaded.test
@@ -50,7 +48,7 @@ def compare(without: Path, gandalf: Path, data: str) -> dict[str, Any]:
         )
     }
     for name, run in zip(("without Gandalf", "with Gandalf"), opened):
-        run.load_data(data)
+        run.load_data(options.data)
         ranker = run.ranker(kind="exact")
         found[name] = evaluation.predict_split(ranker, test, ranker.heads[0], k=deep)[0]
     seen = is_label_text(dataset.test.texts, dataset.label_texts)
@@ -97,28 +95,7 @@ def section(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Evaluates, prints the table, keeps it."""
-    parser = ledger.arguments(__doc__)
-    add = parser.add_argument
-    add("--without", type=Path, default=Path("runs/without"), help="work directory of a run")
-    add("--gandalf", type=Path, default=Path("runs/gandalf"), help="of a run with Gandalf")
-    add("--data", default="", help="where the data set is now, if it was moved")
-    options = parser.parse_args()
-    # Where an absolute path leads is of no interest on another machine.
-    names = [p.name if p.is_absolute() else p for p in (options.without, options.gandalf)]
-    command = f"python -m experiments.{NAME} --without={names[0]} --gandalf={names[1]}"
-    if options.list:
-        print(command)
-        return
-    console.setup()
-    try:
-        found = compare(options.without, options.gandalf, options.data)
-    except (ValueError, OSError) as error:
-        sys.exit(f"{NAME}: {error}")
-    result = {**found, "command": command}
-    print(show(result))
-    row = {"kind": NAME, "command": command, "commit": ledger.commit(), "result": result}
-    ledger.append(row, options.ledger)
-    ledger.write_section(NAME, section(ledger.read(options.ledger)), options.readme)
+    run_pair(NAME, "", pair_arguments(__doc__).parse_args(), compare, show, section)
 
 
 if __name__ == "__main__":

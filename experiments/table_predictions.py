@@ -8,9 +8,10 @@ texts or row numbers; else some are drawn, so that nobody has chosen them.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,24 +157,32 @@ def section(rows: list[dict[str, Any]]) -> str:
     return "\n\n".join(["\n".join(head), *(show(result) for result in newest.values())])
 
 
-def main() -> None:
-    """Predicts, prints the table, keeps it."""
-    parser = ledger.arguments(__doc__)
+def pair_arguments(description: str | None) -> argparse.ArgumentParser:
+    """Flags of a script that compares a run without Gandalf and one with it."""
+    parser = ledger.arguments(description)
     add = parser.add_argument
     add("--without", type=Path, default=Path("runs/without"), help="work directory of a run")
     add("--gandalf", type=Path, default=Path("runs/gandalf"), help="of a run with Gandalf")
-    add("--points", default="", help="texts or row numbers of test points, | between them")
-    add("--number", type=int, default=5, help="points that are drawn where none is named")
-    add("--seed", type=int, default=0, help="of the draw")
     add("--data", default="", help="where the data set is now, if it was moved")
-    options = parser.parse_args()
-    chosen = f"--number={options.number} --seed={options.seed}"
-    if options.points:
-        chosen = f"--points='{options.points}'"
+    return parser
+
+
+def run_pair(
+    name: str, flags: str, options: Any, compare: Any, show: Callable, section: Callable
+) -> None:
+    """Compares both runs, prints the table, keeps it.
+
+    Args:
+      name: of the script.
+      flags: of its own, for the command that is kept.
+      options: parsed flags.
+      compare: function of the two work directories and the options to what is kept.
+      show: that as Markdown.
+      section: all rows of the ledger as Markdown.
+    """
     # Where an absolute path leads is of no interest on another machine.
     names = [p.name if p.is_absolute() else p for p in (options.without, options.gandalf)]
-    folders = f"--without={names[0]} --gandalf={names[1]}"
-    command = f"python -m experiments.{NAME} {folders} {chosen}"
+    command = f"python -m experiments.{name} --without={names[0]} --gandalf={names[1]}{flags}"
     if options.list:
         print(command)
         return
@@ -181,12 +190,26 @@ def main() -> None:
     try:
         found = compare(options.without, options.gandalf, options)
     except (ValueError, OSError) as error:
-        sys.exit(f"{NAME}: {error}")
+        sys.exit(f"{name}: {error}")
     result = {**found, "command": command}
     print(show(result))
-    row = {"kind": NAME, "command": command, "commit": ledger.commit(), "result": result}
+    row = {"kind": name, "command": command, "commit": ledger.commit(), "result": result}
     ledger.append(row, options.ledger)
-    ledger.write_section(NAME, section(ledger.read(options.ledger)), options.readme)
+    ledger.write_section(name, section(ledger.read(options.ledger)), options.readme)
+
+
+def main() -> None:
+    """Predicts, prints the table, keeps it."""
+    parser = pair_arguments(__doc__)
+    add = parser.add_argument
+    add("--points", default="", help="texts or row numbers of test points, | between them")
+    add("--number", type=int, default=5, help="points that are drawn where none is named")
+    add("--seed", type=int, default=0, help="of the draw")
+    options = parser.parse_args()
+    chosen = f" --number={options.number} --seed={options.seed}"
+    if options.points:
+        chosen = f" --points='{options.points}'"
+    run_pair(NAME, chosen, options, compare, show, section)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -204,7 +205,8 @@ def test_rows_of_label_texts_are_evaluated_by_themselves(tmp_path):
     for name, gandalf in (("a", False), ("b", True)):
         config = tiny.frugal_config("astec", source, **{"gandalf.enabled": gandalf})
         runs.start(config, tmp_path / name)
-    result = table_label_texts.compare(tmp_path / "a", tmp_path / "b", "")
+    options = types.SimpleNamespace(data="")
+    result = table_label_texts.compare(tmp_path / "a", tmp_path / "b", options)
     opened = open_runs.open_run(tmp_path / "b")
     opened.load_data("")
     texts, labels = opened.data.dataset.test.texts, opened.data.dataset.label_texts
@@ -221,4 +223,4 @@ def test_rows_of_label_texts_are_evaluated_by_themselves(tmp_path):
     )
     assert f"| no label's text ({100 * kinds[1]['rows'] / len(own):.1f} %) | " in text
     with pytest.raises(ValueError, match=r"--without=.*: expected a run with config.gandalf"):
-        table_label_texts.compare(tmp_path / "b", tmp_path / "b", "")
+        table_label_texts.compare(tmp_path / "b", tmp_path / "b", options)
