@@ -62,6 +62,17 @@ def test_equals_a_dense_product(setting, width, k, weight, monkeypatch):
     np.testing.assert_array_equal(ranker.label_vectors("clf"), embedder.labels)
 
 
+def test_a_bonus_is_a_factor_of_the_probability(setting):
+    embedder, params = setting
+    bonus = np.random.default_rng(1).normal(size=LABELS).astype(np.float32)
+    ranker = FrugalRanker(embedder, params, None, range(LABELS), None, bonus=bonus)
+    scores, ids = ranker.search(ranker.query_vectors(None, None, "clf"), "clf", LABELS)
+    expected = probabilities(embedder, params) * np.exp(bonus)
+    order = np.argsort(-expected, axis=1, kind="stable")
+    np.testing.assert_array_equal(ids, order)
+    np.testing.assert_allclose(scores, np.take_along_axis(expected, order, axis=1), rtol=1e-5)
+
+
 def test_equal_scores_are_in_the_order_of_ids(setting):
     embedder, params = setting
     embedder.labels[:] = embedder.labels[0]

@@ -17,6 +17,14 @@ _HEAD = flags.DEFINE_enum("head", None, ["de", "clf", "concat"], "One head; defa
 _INDEX = flags.DEFINE_enum("index", "exact", ["exact", "hnsw", "ivf"], "How labels are searched.")
 _KS = flags.DEFINE_list("ks", ["1", "3", "5"], "Cut-offs.")
 _STEP = flags.DEFINE_integer("step", None, "Checkpoint; default the one chosen on held-out rows.")
+_TAIL = flags.DEFINE_float(
+    "tail_weight",
+    None,
+    "t: rank by score + t ln w, w a label's inverse propensity; above 0 rare labels come earlier, "
+    "below 0 frequent ones. Default the run's.",
+    lower_bound=-10,
+    upper_bound=10,
+)
 _DATA = flags.DEFINE_string("data", "", "Where the data set is now, if it was moved.")
 _SAVE = flags.DEFINE_string(
     "save_predictions", "", "Write ids and scores of the heads to this .npz."
@@ -33,7 +41,7 @@ def main(argv: list[str]) -> None:
         if not all(k.isdigit() and int(k) > 0 for k in _KS.value):
             raise ValueError(f"--ks={','.join(_KS.value)}: expected numbers such as 1,3,5.")
         ks = tuple(int(k) for k in _KS.value)
-        opened = open_runs.open_run(Path(_WORKDIR.value), step=_STEP.value)
+        opened = open_runs.open_run(Path(_WORKDIR.value), step=_STEP.value, tail_weight=_TAIL.value)
         result, thresholds = open_runs.evaluate_and_save(
             opened,
             split=_SPLIT.value,

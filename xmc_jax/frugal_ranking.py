@@ -128,6 +128,7 @@ class FrugalRanker:
         graph: GraphRows | None,
         *,
         cluster_weight: float = 1.0,
+        bonus: np.ndarray | None = None,
         kind: str = "exact",
         seed: int = 0,
         keep_indexes: bool = False,
@@ -141,6 +142,7 @@ class FrugalRanker:
           label_tokens: label texts.
           graph: rows of the label graph, or None.
           cluster_weight: gamma.
+          bonus: ``[L]``, what a label's ``ln p`` gets (`xmc_jax.ranking.tail_bonus`), or None.
           kind: exact or auto; the score is no inner product, so there is no other index.
           seed: not read; there is nothing random.
           keep_indexes: not read.
@@ -164,6 +166,8 @@ class FrugalRanker:
         self._clusters = clusters[self._order]
         vectors = embedder.label_vectors(params, table, label_tokens, graph)
         self._vectors = vectors[self._order]
+        bonus = np.zeros(len(clusters), np.float32) if bonus is None else bonus
+        self._bonus = bonus[self._order]
         meta = params["meta"]
         self._kernel, self._bias = np.asarray(meta["kernel"]), np.asarray(meta["bias"])
         self._offset = np.float32(params["offset"])
@@ -183,7 +187,10 @@ class FrugalRanker:
         return np.concatenate([extreme, meta], axis=1)
 
     def search(self, queries: np.ndarray, head: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k most probable labels: probabilities ``[n, k]`` and ids, equal ones by id."""
+        """The k most probable labels: probabilities ``[n, k]`` and ids, equal ones by id.
+
+        With a bonus, they are multiplied with its exponential and so may be above 1.
+        """
         k = min(k, self.num_labels)
         scores, places = blocked_search(queries, self.num_labels, k, self._score)
         ids = np.where(places >= 0, self._order[places], -1).astype(np.int32)
@@ -192,7 +199,7 @@ class FrugalRanker:
         return np.exp(scores), ids
 
     def _score(self, queries: np.ndarray, begin: int, end: int) -> np.ndarray:
-        """Log-probabilities of a block of labels."""
+        """Log-probabilities of a block of labels, with their bonus."""
         number = min(len(self._bias), -(-(end - begin) // self._smallest) + 1)
         first = min(int(self._clusters[begin]), len(self._bias) - number)
         with self._on_host():
@@ -202,6 +209,7 @@ class FrugalRanker:
                 self._kernel[:, first : first + number],
                 self._bias[first : first + number],
                 self._clusters[begin:end] - first,
+                self._bonus[begin:end],
                 self._offset,
                 self._cluster_weight,
             )
@@ -223,12 +231,13 @@ def _log_probabilities(
     kernel: jax.Array,
     bias: jax.Array,
     cluster: jax.Array,
+    bonus: jax.Array,
     offset: jax.Array,
     weight: jax.Array,
 ) -> jax.Array:
-    """``log sigmoid(<x_e, w_l> + b) + gamma log sigmoid(<x_m, v_c> + b_c)``, ``[q, labels]``."""
+    """``log sigmoid(<x_e, w_l> + b) + gamma log sigmoid(<x_m, v_c> + b_c)`` and the bonus."""
     extreme, meta = jnp.split(queries, 2, axis=1)
     high = jax.lax.Precision.HIGHEST
     labels = jax.nn.log_sigmoid(jnp.matmul(extreme, vectors.T, precision=high) + offset)
     clusters = jax.nn.log_sigmoid(jnp.matmul(meta, kernel, precision=high) + bias)
-    return labels + weight * jnp.take(clusters, cluster, axis=1, mode="clip")
+    return labels + weight * jnp.take(clusters, cluster, axis=1, mode="clip") + bonus

@@ -25,8 +25,8 @@ from xmc_jax import (
 from xmc_jax.data import formats
 from xmc_jax.data import texts as text_files
 from xmc_jax.data import tokenizer as tokenizers
-from xmc_jax.propensity import inverse_propensity
-from xmc_jax.ranking import Ranker
+from xmc_jax.propensity import inverse_propensity, weights_of
+from xmc_jax.ranking import Ranker, tail_bonus
 from xmc_jax.train_loop import Run
 
 
@@ -63,11 +63,40 @@ class OpenRun:
         """Texts of the labels, by id."""
         return text_files.LineTexts(self.folder / "labels")
 
-    def ranker(self, **options: Any) -> Ranker:
-        """Of the data set's labels, once its data are loaded; options: ``kind``, ``seed``."""
-        options = {"seed": self.config.seed, **options}
-        tokens = self.data.label_tokens
-        return self.system.ranker(self.embedder, self.params, self.table, tokens, **options)
+    def ranker(self, tokens: Any = None, *, table: bool = True, **options: Any) -> Ranker:
+        """Of some labels.
+
+        Args:
+          tokens: label texts, the run's and perhaps more; default the run's, once data are loaded.
+          table: False leaves the classifier out.
+          **options: ``kind``, ``seed`` and ``keep_indexes``.
+        """
+        tokens = self.data.label_tokens if tokens is None else tokens
+        return self.system.ranker(
+            self.embedder,
+            self.params,
+            self.table if table else None,
+            tokens,
+            bonus=self._bonus(len(tokens)),
+            **{"seed": self.config.seed, **options},
+        )
+
+    def _bonus(self, num_labels: int) -> np.ndarray | None:
+        """What labels get for being rare; those that the run does not know have no points."""
+        path = self.folder / "label_frequency.npy"
+        if not self.config.tail_weight:
+            return None
+        if not path.exists():
+            raise workdir.WorkdirError(
+                f"tail_weight = {self.config.tail_weight:g}: {path} is missing; runs before this "
+                "setting have none. Train again, or leave it at 0."
+            )
+        frequency = np.load(path)
+        frequency = np.pad(frequency, (0, num_labels - len(frequency)))
+        a, b = (self.meta["entry"][name] for name in "ab")
+        return tail_bonus(
+            self.config.tail_weight, weights_of(frequency, self.meta["num_points"], a=a, b=b)
+        )
 
     def load_data(self, data: str = "") -> training_data.TrainingData:
         """The run's data set; ``data`` says where it is now if it was moved."""
@@ -90,19 +119,28 @@ class OpenRun:
         return self.data
 
 
-def open_run(folder: Path, *, step: int | None = None, run: Run | None = None) -> OpenRun:
+def open_run(
+    folder: Path,
+    *,
+    step: int | None = None,
+    tail_weight: float | None = None,
+    run: Run | None = None,
+) -> OpenRun:
     """Open the chosen checkpoint of a work directory (best held-out score, else the last).
 
     Args:
       folder: the work directory.
       step: another checkpoint.
+      tail_weight: t of `xmc_jax.ranking.tail_bonus`; default the configuration's.
       run: the run that was just trained, whose data and compiled functions are used again.
 
     Raises:
       WorkdirError, CheckpointError: not a work directory, no sound checkpoint.
+      ValueError: a ``tail_weight`` that is no number.
     """
     meta = workdir.read_json(folder / "meta.json")
     config = ConfigDict(meta["resolved"])
+    config.tail_weight = config.get("tail_weight", 0.0) if tail_weight is None else tail_weight
     step = checkpoints.best_step(folder) if step is None else step
     if step is None:
         raise checkpoints.CheckpointError(
@@ -147,7 +185,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Evaluate an opened run on a split and write ``eval-<split>-<step>.json``.
 
-    Heads, index or cut-offs other than the usual ones are added to the file's name.
+    Heads, index, cut-offs or tail weight other than the usual ones are added to the file's name.
 
     Args:
       opened: the run.
@@ -187,9 +225,12 @@ def evaluate_run(
         "index": kind,
         "rows": len(rows.rows),
         "propensity": {"a": entry.a, "b": entry.b},
+        "tail_weight": opened.config.tail_weight,
         **result,
     }
     parts = [split, str(opened.step), *(heads or ()), *([kind] if kind != "exact" else [])]
+    if opened.config.tail_weight != opened.meta["resolved"].get("tail_weight", 0.0):
+        parts.append(f"tail{opened.config.tail_weight:g}")
     if ks != (1, 3, 5):
         parts += [f"at{k}" for k in ks]
     try:

@@ -54,6 +54,7 @@ BOUNDS = {  # at least, at most
     "held_out_share": (0, 0.99),
     "held_out_rows": (0, None),
     "de_weight": (0, 1),
+    "tail_weight": (-10, 10),
     "de.query_weight": (0, 1),
     "clf.query_weight": (0, 1),
     "de.temperature": (1e-4, None),

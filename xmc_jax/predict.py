@@ -26,6 +26,14 @@ _EMBEDDINGS = flags.DEFINE_string("embeddings", "", "Write the texts' vectors to
 _NEW_LABELS = flags.DEFINE_string(
     "new_labels", "", "File of more label texts, ranked by the DE head."
 )
+_TAIL = flags.DEFINE_float(
+    "tail_weight",
+    None,
+    "t: rank by score + t ln w, w a label's inverse propensity; above 0 rare labels come earlier, "
+    "below 0 frequent ones. Default the run's.",
+    lower_bound=-10,
+    upper_bound=10,
+)
 _INDEX = flags.DEFINE_enum("index", "exact", ["exact", "hnsw", "ivf"], "How labels are searched.")
 
 
@@ -38,7 +46,10 @@ def main(argv: list[str]) -> None:
     try:
         predictor.check_files(_INPUT.value, _OUTPUT.value, _EMBEDDINGS.value)
         loaded = predictor.load(
-            Path(_WORKDIR.value), new_labels=_NEW_LABELS.value or None, kind=_INDEX.value
+            Path(_WORKDIR.value),
+            new_labels=_NEW_LABELS.value or None,
+            kind=_INDEX.value,
+            tail_weight=_TAIL.value,
         )
         predictor.predict_file(
             loaded,

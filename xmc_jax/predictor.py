@@ -32,6 +32,7 @@ def load(
     new_labels: str | Path | Sequence[str] | None = None,
     kind: str = "exact",
     step: int | None = None,
+    tail_weight: float | None = None,
 ) -> Predictor:
     """Open a run for prediction.
 
@@ -41,11 +42,14 @@ def load(
         have no classifier row, so a run that has new labels ranks all labels with the DE head.
       kind: index: exact, hnsw or ivf.
       step: a checkpoint; default the one chosen on held-out rows.
+      tail_weight: t: labels are ranked by score + t ln w_l, w_l the inverse propensity, so that
+        above 0 the rarer ones come earlier; default the configuration's.
 
     Raises:
       WorkdirError, CheckpointError: not a work directory, no sound checkpoint.
     """
-    return Predictor(open_runs.open_run(Path(workdir), step=step), new_labels=new_labels, kind=kind)
+    opened = open_runs.open_run(Path(workdir), step=step, tail_weight=tail_weight)
+    return Predictor(opened, new_labels=new_labels, kind=kind)
 
 
 class Predictor:
@@ -68,14 +72,8 @@ class Predictor:
             added = [text for text in added if text.strip()]
         self.num_known = len(known)
         self.label_texts: Sequence[str] = [*known, *added] if added else known
-        self._ranker = opened.system.ranker(
-            opened.embedder,
-            opened.params,
-            None if added else opened.table,
-            self._tokens(self.label_texts),
-            kind=kind,
-            seed=opened.config.seed,
-            keep_indexes=True,
+        self._ranker = opened.ranker(
+            self._tokens(self.label_texts), table=not added, kind=kind, keep_indexes=True
         )
         if added:
             logging.warning(
@@ -89,7 +87,10 @@ class Predictor:
         return self._ranker.heads
 
     def label_vectors(self, *, head: str | None = None) -> np.ndarray:
-        """Vectors of the labels, ``[L, d]`` (``[L, 2 d]`` for concat), in the order of ids."""
+        """Vectors of the labels, ``[L, d]`` (``[L, 2 d]`` for concat), in the order of ids.
+
+        With a tail weight they have one more coordinate, `encode`'s vectors too.
+        """
         return self._ranker.label_vectors(self._head(head))
 
     def encode(self, texts: Sequence[str], *, head: str | None = None) -> np.ndarray:
@@ -112,7 +113,7 @@ class Predictor:
         """Label ids ``[n, k]`` (-1 = none) and scores of texts, best first.
 
         Scores are in [-1, 1], of concat in [-2, 2]; of a frugal classifier they are probabilities.
-        A blank text has no labels.
+        A tail weight adds its part (a factor, of probabilities). A blank text has no labels.
         """
         head = self._head(head)
         if vectors is None:

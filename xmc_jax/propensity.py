@@ -49,11 +49,27 @@ def inverse_propensity(train_labels: sp.csr_matrix, *, a: float, b: float) -> np
       >>> bool(np.allclose(inverse_propensity(labels, a=0.55, b=1.5), np.log(1000)))
       True
     """
-    num_rows = train_labels.shape[0]
+    return weights_of(label_frequency(train_labels), train_labels.shape[0], a=a, b=b)
+
+
+def weights_of(frequency: np.ndarray, num_rows: int, *, a: float, b: float) -> np.ndarray:
+    """`inverse_propensity` from what it counts.
+
+    Args:
+      frequency: ``[L]``, rows that have the label (`label_frequency`).
+      num_rows: ``N``.
+      a, b: as there.
+
+    Returns:
+      ``[L]`` float64, no unit.
+
+    Raises:
+      ValueError: no rows, or constants out of range.
+    """
     if num_rows == 0:
         raise ValueError("propensities need training rows, found 0; pass the training matrix")
     if a < 0 or b <= 0:
         raise ValueError(f"propensity constants: found a={a}, b={b}, expected a >= 0 and b > 0")
     # One or two rows would make C negative and w meaningless; 0 gives every label the weight 1.
     c = max(np.log(num_rows) - 1.0, 0.0) * (b + 1.0) ** a
-    return 1.0 + c * (label_frequency(train_labels) + b) ** -float(a)
+    return 1.0 + c * (np.asarray(frequency) + b) ** -float(a)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +38,28 @@ class Ranker(Protocol):
         """What exact search holds, in words."""
 
 
+def tail_bonus(weight: float, inverse_propensity: np.ndarray) -> np.ndarray | None:
+    """Returns ``t ln w_l``, which labels' scores get to rank rare labels higher; None for t = 0.
+
+    For a frugal classifier, whose score is ``ln p``, t = 1 ranks by ``p w_l``, the label's
+    share of the expected PSP@k (Jain et al., KDD 2016); of cosines, t is in units of cosine. Below
+    0, frequent labels are ranked higher.
+
+    Args:
+      weight: ``t``.
+      inverse_propensity: ``w_l``, ``[L]``.
+
+    Returns:
+      ``[L]`` float32, or None.
+
+    Raises:
+      ValueError: a weight that is not finite.
+    """
+    if not math.isfinite(weight):
+        raise ValueError(f"tail_weight: found {weight}, expected a number such as 0.05.")
+    return (weight * np.log(inverse_propensity)).astype(np.float32) if weight else None
+
+
 class DualRanker:
     """UniDEC and DePSL: inner products of unit vectors, by an index of the label vectors."""
 
@@ -46,6 +70,7 @@ class DualRanker:
         table: Any,
         label_tokens: Any,
         *,
+        bonus: np.ndarray | None = None,
         kind: str = "exact",
         seed: int = 0,
         keep_indexes: bool = False,
@@ -57,23 +82,28 @@ class DualRanker:
           params: its parameters.
           table: ``[L, d]`` as stored in the train state, or None.
           label_tokens: token store of the label texts.
+          bonus: ``[L]``, what every head's scores of a label get (`tail_bonus`), or None.
           kind: index: exact, hnsw, ivf or auto.
           seed: of the index.
           keep_indexes: keep every head's index, not the last one alone.
         """
         self._embedder, self._params = embedder, params
         self._kind, self._seed, self._keep = kind, seed, keep_indexes
-        self._labels = evaluation.label_vectors(embedder, params, table, label_tokens)
+        found = evaluation.label_vectors(embedder, params, table, label_tokens)
+        self._labels = dataclasses.replace(found, bonus=bonus)
         self._indexes: dict[str, indexes.Index] = {}
         self.heads, self.num_labels = self._labels.heads, len(self._labels.de)
 
     def label_vectors(self, head: str) -> np.ndarray:
-        """Unit vectors of a head; concat: both side by side."""
+        """Unit vectors of a head; concat: both side by side; then the bonus, where there is one."""
         return self._labels.of(head)
 
     def query_vectors(self, tokens: Any, rows: np.ndarray | None, head: str) -> np.ndarray:
-        """Unit vectors, to be multiplied with `label_vectors`."""
-        return evaluation.query_vectors(self._embedder, self._params, tokens, rows, head)
+        """Unit vectors, and a 1 for the bonus, to be multiplied with `label_vectors`."""
+        vectors = evaluation.query_vectors(self._embedder, self._params, tokens, rows, head)
+        if self._labels.bonus is None:
+            return vectors
+        return np.pad(vectors, ((0, 0), (0, 1)), constant_values=1)
 
     def search(self, queries: np.ndarray, head: str, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Scores and ids by the index of the head."""

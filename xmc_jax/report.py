@@ -8,9 +8,10 @@ from typing import Any
 def table(result: dict[str, Any]) -> str:
     """The tables of an evaluation: heads, filtered and unfiltered, and frequency bins."""
     a, b = result["propensity"]["a"], result["propensity"]["b"]
+    tail = f", tail weight {t:g}" if (t := result["tail_weight"]) else ""
     lines = [
         f"{result['split']} rows: {result['rows']:,}, checkpoint of step {result['step']}, "
-        f"index {result['index']}, propensity A = {a}, B = {b}; percent"
+        f"index {result['index']}, propensity A = {a}, B = {b}{tail}; percent"
     ]
     for view in ("filtered", "unfiltered"):
         names = list(next(iter(result["heads"].values()))[view])

@@ -27,6 +27,7 @@ from xmc_jax import (
 )
 from xmc_jax.data import layouts, summary
 from xmc_jax.data import texts as text_files
+from xmc_jax.propensity import label_frequency
 from xmc_jax.train_loop import CompiledStep, Run, initial_state, train
 
 
@@ -137,12 +138,16 @@ def _begin(
     if "phases" in config:
         config.phases = phases.scaled(config.phases, epochs)
     text_files.write_lines(run.folder / "labels", data.dataset.label_texts)
+    frequency = label_frequency(data.dataset.train.labels).astype(np.int32)
+    with workdir.replacing(run.folder / "label_frequency.npy", binary=True) as file:
+        np.save(file, frequency)
     meta = {
         "config": given,
         "resolved": config.to_dict(),
         "epochs": epochs,
         "encoder": encoders.describe(run.model),
         "num_labels": data.num_labels,
+        "num_points": data.dataset.train.labels.shape[0],
         "entry": dataclasses.asdict(data.entry),
         "data": {"digest": data.dataset.digest, "folder": str(source.absolute())},
         "versions": workdir.versions(),

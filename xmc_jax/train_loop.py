@@ -19,6 +19,7 @@ from tqdm import tqdm
 from xmc_jax import allocator, checkpoints, evaluation, mining, phases, workdir
 from xmc_jax.batch_source import BatchSource
 from xmc_jax.propensity import inverse_propensity
+from xmc_jax.ranking import tail_bonus
 from xmc_jax.stopper import Interrupted, Stopper
 from xmc_jax.train_state import TrainState, all_finite, warmup_cosine
 from xmc_jax.training_data import TrainingData
@@ -120,6 +121,7 @@ def held_out_score(run: Run, state: TrainState) -> tuple[float, dict[str, float]
     weights = _inverse_propensity(run.data)
     ranker = run.system.ranker(
         *(run.embedder, state.params, state.table, run.data.label_tokens),
+        bonus=tail_bonus(run.config.tail_weight, weights),
         kind="auto",
         seed=run.config.seed,
     )

@@ -23,6 +23,7 @@ OURS = (
     "features",
     "features.tmp",
     "frozen",
+    "label_frequency.npy",
     "labels",
     "metrics.jsonl",
     "refresh",
