@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 SCRATCH = Path(tempfile.mkdtemp(prefix="xmc-tests-"))
 atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
 os.environ["XMC_CACHE"] = str(SCRATCH / "cache")
+SHARED = Path(os.environ.setdefault("XMC_TESTS_SHARED", str(SCRATCH)))  # of all workers
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(SCRATCH / "compiled"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
@@ -81,13 +83,17 @@ def mini_flags() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def mini_run(tmp_path_factory) -> Path:
-    """Work directory of that run, trained by the binary without interruption."""
+def mini_run() -> Path:
+    """Work directory of that run, trained by the binary without interruption, once for all."""
     import tiny
 
-    folder = tmp_path_factory.mktemp("mini") / "run"
-    done = tiny.run("train", *MINI, f"--workdir={folder}")
-    assert done.returncode == 0, done.stderr
+    folder = SHARED / "mini"
+    with (SHARED / "mini.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            done = tiny.run("train", *MINI, f"--workdir={folder}.new")
+            assert done.returncode == 0, done.stderr
+            Path(f"{folder}.new").rename(folder)
     return folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -148,14 +149,15 @@ def test_killed_with_label_texts_as_points(own_data, slowly, tmp_path):
     assert_same_end(killed, whole)
 
 
-def test_finished_run_is_only_evaluated(mini_run, mini_flags):
-    before = {path: path.stat().st_mtime_ns for path in mini_run.rglob("*") if path.is_file()}
-    (evaluation,) = mini_run.glob("eval-test-*.json")
+def test_finished_run_is_only_evaluated(mini_run, mini_flags, tmp_path):
+    folder = shutil.copytree(mini_run, tmp_path / "run")  # modification times too
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    (evaluation,) = folder.glob("eval-test-*.json")
     kept = evaluation.read_bytes()
-    done = tiny.run("train", *mini_flags, f"--workdir={mini_run}")
+    done = tiny.run("train", *mini_flags, f"--workdir={folder}")
     assert done.returncode == 0, done.stderr
     assert "from step 128 of 128" in done.stderr and "compiled the step" not in done.stderr
     assert evaluation.read_bytes() == kept
     changed = {path for path in before if path.stat().st_mtime_ns != before[path]}
     assert changed <= {evaluation}
-    assert os.path.getsize(mini_run / "metrics.jsonl") > 0
+    assert os.path.getsize(folder / "metrics.jsonl") > 0
