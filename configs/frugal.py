@@ -153,7 +153,7 @@ def _common(name: str, dataset: str) -> ConfigDict:
     config.held_out_rows = 10_000  # at most
     config.eval_epochs = 5
     # t: labels are ranked by score + t ln w_l, w_l the inverse propensity: above 0 the rarer ones
-    # come earlier, which lifts PSP@k and costs P@k. Only ranking reads it: see xmc_jax.evaluate.
+    # come earlier, for PSP@k and against P@k. Only ranking reads it: see xmc_jax.evaluate.
     config.tail_weight = 0.0
     config.log_steps = 20
     if "phases" in parts:  # appendix A.4; how long each is is not printed: alike [ours]
