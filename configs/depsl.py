@@ -19,6 +19,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.classifier = False
     config.extra_positives = config.extra_pool_size = 0
     config.de_weight = 1.0
+    config.tail_weight = 0.0  # UniDEC's is for the sum of two scores
     entry = catalog.find(config.dataset)
     if entry is None or entry.name not in unidec.PAPER:
         return config

@@ -153,7 +153,8 @@ def _common(name: str, dataset: str) -> ConfigDict:
     config.held_out_rows = 10_000  # at most
     config.eval_epochs = 5
     # t: labels are ranked by score + t ln w_l, w_l the inverse propensity: above 0 the rarer ones
-    # come earlier, for PSP@k and against P@k. Only ranking reads it: see xmc_jax.evaluate.
+    # come earlier, for PSP@k and against P@k. Only ranking reads it (so also that of held-out rows,
+    # which chooses the checkpoint by P@5); xmc_jax.evaluate and predict take another.
     config.tail_weight = 0.0
     config.log_steps = 20
     if "phases" in parts:  # appendix A.4; how long each is is not printed: alike [ours]

@@ -20,10 +20,8 @@ _STEP = flags.DEFINE_integer("step", None, "Checkpoint; default the one chosen o
 _TAIL = flags.DEFINE_float(
     "tail_weight",
     None,
-    "t: rank by score + t ln w, w a label's inverse propensity; above 0 rare labels come earlier, "
-    "below 0 frequent ones. Default the run's.",
-    lower_bound=-10,
-    upper_bound=10,
+    "t: rank by score + t ln w, w a label's inverse propensity: above 0 rare labels come earlier. "
+    "Default the run's.",
 )
 _DATA = flags.DEFINE_string("data", "", "Where the data set is now, if it was moved.")
 _SAVE = flags.DEFINE_string(

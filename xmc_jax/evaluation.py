@@ -25,12 +25,10 @@ class LabelVectors:
     Attributes:
       de: ``[L, d]`` Phi_D(z_l).
       clf: ``[L, d]`` N(Psi_l), or None for a dual encoder alone.
-      bonus: ``[L]``, one more coordinate of every head, or None (`xmc_jax.ranking.tail_bonus`).
     """
 
     de: np.ndarray
     clf: np.ndarray | None
-    bonus: np.ndarray | None = None
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -39,7 +37,7 @@ class LabelVectors:
 
     def of(self, head: str) -> np.ndarray:
         """Vectors that a head's index holds; concat = [de, clf] (preprint 3.3)."""
-        return _join(head, self.de, self.clf, self.bonus)
+        return _join(head, self.de, self.clf)
 
 
 def label_vectors(
@@ -78,17 +76,14 @@ def l2norm(x: np.ndarray) -> np.ndarray:
     return x / np.where(norm > 0, norm, 1.0)
 
 
-def _join(
-    head: str, de: np.ndarray, clf: np.ndarray | None, bonus: np.ndarray | None = None
-) -> np.ndarray:
+def _join(head: str, de: np.ndarray, clf: np.ndarray | None) -> np.ndarray:
     if head not in HEADS:
         raise ValueError(f"head {head!r}: expected one of {HEADS}.")
-    if head != "de" and clf is None:
+    if head == "de":
+        return de
+    if clf is None:
         raise ValueError(f"head {head!r}: this run has no classifier, only the head 'de'.")
-    parts = {"de": [de], "clf": [clf], "concat": [de, clf]}[head]
-    if bonus is not None:
-        parts.append(bonus[:, None])
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    return clf if head == "clf" else np.concatenate([de, clf], axis=1)
 
 
 def predict_split(

@@ -19,6 +19,7 @@ from xmc_jax import (
     frozen,
     label_pool,
     metrics,
+    plan,
     training_data,
     workdir,
 )
@@ -28,6 +29,8 @@ from xmc_jax.data import tokenizer as tokenizers
 from xmc_jax.propensity import inverse_propensity, weights_of
 from xmc_jax.ranking import Ranker, tail_bonus
 from xmc_jax.train_loop import Run
+
+FREQUENCY = "label_frequency.npz"  # in a work directory: of the original training labels
 
 
 @dataclasses.dataclass
@@ -83,20 +86,13 @@ class OpenRun:
 
     def _bonus(self, num_labels: int) -> np.ndarray | None:
         """What labels get for being rare; those that the run does not know have no points."""
-        path = self.folder / "label_frequency.npy"
         if not self.config.tail_weight:
             return None
-        if not path.exists():
-            raise workdir.WorkdirError(
-                f"tail_weight = {self.config.tail_weight:g}: {path} is missing; runs before this "
-                "setting have none. Train again, or leave it at 0."
-            )
-        frequency = np.load(path)
+        with np.load(self.folder / FREQUENCY) as kept:
+            frequency, points = kept["frequency"], int(kept["points"])
         frequency = np.pad(frequency, (0, num_labels - len(frequency)))
         a, b = (self.meta["entry"][name] for name in "ab")
-        return tail_bonus(
-            self.config.tail_weight, weights_of(frequency, self.meta["num_points"], a=a, b=b)
-        )
+        return tail_bonus(self.config.tail_weight, weights_of(frequency, points, a=a, b=b))
 
     def load_data(self, data: str = "") -> training_data.TrainingData:
         """The run's data set; ``data`` says where it is now if it was moved."""
@@ -136,11 +132,23 @@ def open_run(
 
     Raises:
       WorkdirError, CheckpointError: not a work directory, no sound checkpoint.
-      ValueError: a ``tail_weight`` that is no number.
+      ValueError: a ``tail_weight`` out of range.
     """
     meta = workdir.read_json(folder / "meta.json")
     config = ConfigDict(meta["resolved"])
-    config.tail_weight = config.get("tail_weight", 0.0) if tail_weight is None else tail_weight
+    if tail_weight is not None:
+        config.tail_weight = float(tail_weight)
+    else:
+        config.tail_weight = config.get("tail_weight", 0.0)
+    least, most = plan.BOUNDS["tail_weight"]
+    if not least <= config.tail_weight <= most:
+        found = config.tail_weight
+        raise ValueError(f"tail_weight: found {found}, expected a number from {least} to {most}.")
+    if config.tail_weight and not (folder / FREQUENCY).exists():
+        raise workdir.WorkdirError(
+            f"tail_weight = {config.tail_weight:g}: {folder / FREQUENCY} is missing, as in runs of "
+            "before this setting. Call xmc_jax.train as for this run once more: it writes the file."
+        )
     step = checkpoints.best_step(folder) if step is None else step
     if step is None:
         raise checkpoints.CheckpointError(

@@ -29,10 +29,8 @@ _NEW_LABELS = flags.DEFINE_string(
 _TAIL = flags.DEFINE_float(
     "tail_weight",
     None,
-    "t: rank by score + t ln w, w a label's inverse propensity; above 0 rare labels come earlier, "
-    "below 0 frequent ones. Default the run's.",
-    lower_bound=-10,
-    upper_bound=10,
+    "t: rank by score + t ln w, w a label's inverse propensity: above 0 rare labels come earlier. "
+    "Default the run's.",
 )
 _INDEX = flags.DEFINE_enum("index", "exact", ["exact", "hnsw", "ivf"], "How labels are searched.")
 

@@ -43,7 +43,8 @@ def load(
       kind: index: exact, hnsw or ivf.
       step: a checkpoint; default the one chosen on held-out rows.
       tail_weight: t: labels are ranked by score + t ln w_l, w_l the inverse propensity, so that
-        above 0 the rarer ones come earlier; default the configuration's.
+        above 0 the rarer ones come earlier (new labels are the rarest); default the
+        configuration's. Labels are then searched exactly.
 
     Raises:
       WorkdirError, CheckpointError: not a work directory, no sound checkpoint.
@@ -87,17 +88,14 @@ class Predictor:
         return self._ranker.heads
 
     def label_vectors(self, *, head: str | None = None) -> np.ndarray:
-        """Vectors of the labels, ``[L, d]`` (``[L, 2 d]`` for concat), in the order of ids.
-
-        With a tail weight they have one more coordinate, `encode`'s vectors too.
-        """
+        """Vectors of the labels, ``[L, d]`` (``[L, 2 d]`` for concat), in the order of ids."""
         return self._ranker.label_vectors(self._head(head))
 
     def encode(self, texts: Sequence[str], *, head: str | None = None) -> np.ndarray:
         """Vectors of texts, ``[n, d]`` (``[n, 2 d]`` for concat).
 
-        Scores are their dot products with `label_vectors`; of a frugal classifier the vectors are
-        features for labels and for clusters, side by side.
+        Scores are their dot products with `label_vectors`, and the tail weight's part; of a frugal
+        classifier the vectors are features for labels and for clusters, side by side.
         """
         return self._ranker.query_vectors(self._tokens(texts), None, self._head(head))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,12 +49,7 @@ def tail_bonus(weight: float, inverse_propensity: np.ndarray) -> np.ndarray | No
 
     Returns:
       ``[L]`` float32, or None.
-
-    Raises:
-      ValueError: a weight that is not finite.
     """
-    if not math.isfinite(weight):
-        raise ValueError(f"tail_weight: found {weight}, expected a number such as 0.05.")
     return (weight * np.log(inverse_propensity)).astype(np.float32) if weight else None
 
 
@@ -86,24 +79,26 @@ class DualRanker:
           kind: index: exact, hnsw, ivf or auto.
           seed: of the index.
           keep_indexes: keep every head's index, not the last one alone.
+
+        Raises:
+          ValueError: a bonus, and an index that is not exact.
         """
+        if bonus is not None and kind not in ("exact", "auto"):
+            raise ValueError(f"index {kind!r}: with a tail weight, labels are searched exactly.")
+        self._bonus = bonus
         self._embedder, self._params = embedder, params
         self._kind, self._seed, self._keep = kind, seed, keep_indexes
-        found = evaluation.label_vectors(embedder, params, table, label_tokens)
-        self._labels = dataclasses.replace(found, bonus=bonus)
+        self._labels = evaluation.label_vectors(embedder, params, table, label_tokens)
         self._indexes: dict[str, indexes.Index] = {}
         self.heads, self.num_labels = self._labels.heads, len(self._labels.de)
 
     def label_vectors(self, head: str) -> np.ndarray:
-        """Unit vectors of a head; concat: both side by side; then the bonus, where there is one."""
+        """Unit vectors of a head; concat: both side by side."""
         return self._labels.of(head)
 
     def query_vectors(self, tokens: Any, rows: np.ndarray | None, head: str) -> np.ndarray:
-        """Unit vectors, and a 1 for the bonus, to be multiplied with `label_vectors`."""
-        vectors = evaluation.query_vectors(self._embedder, self._params, tokens, rows, head)
-        if self._labels.bonus is None:
-            return vectors
-        return np.pad(vectors, ((0, 0), (0, 1)), constant_values=1)
+        """Unit vectors, to be multiplied with `label_vectors`."""
+        return evaluation.query_vectors(self._embedder, self._params, tokens, rows, head)
 
     def search(self, queries: np.ndarray, head: str, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Scores and ids by the index of the head."""
@@ -111,8 +106,12 @@ class DualRanker:
             if not self._keep:
                 self._indexes.clear()  # before the next one is made: it may be large
             vectors = self._labels.of(head)
-            kind = choose_index(self._kind, len(queries), *vectors.shape)
-            self._indexes[head] = indexes.Index.build(vectors, kind, seed=self._seed)
+            kind = "exact"
+            if self._bonus is None:
+                kind = choose_index(self._kind, len(queries), *vectors.shape)
+            self._indexes[head] = indexes.Index.build(
+                vectors, kind, seed=self._seed, bonus=self._bonus
+            )
         return self._indexes[head].search(queries, min(k, self.num_labels))
 
     def memory(self, num_queries: int) -> str:

@@ -94,6 +94,8 @@ def _prepare(
             logging.info("chosen for this data and device: %s = %s", name, value)
     else:
         resolved = ConfigDict({**meta["resolved"], "data": config.data})
+        written = workdir.read_json(folder / "meta.json")["resolved"]
+        resolved.tail_weight = written.get("tail_weight", 0.0)  # as when it is opened
         open_runs.check_digest(folder, meta, dataset.digest, source)
     texts = text_files.JoinedTexts(dataset.train.texts, dataset.label_texts)
     tokenizer = encoders.tokenizer(resolved, texts, folder / "tokenizer")
@@ -112,7 +114,18 @@ def _prepare(
     step = CompiledStep(run)
     if meta is None:
         meta = _begin(run, step, parts.params, config.to_dict(), source)
+    _keep_frequency(run)
     return run, step, parts.params, meta
+
+
+def _keep_frequency(run: Run) -> None:
+    """Write what a tail weight needs, for predictions that do not read the data."""
+    labels = run.data.dataset.train.labels
+    path = run.folder / open_runs.FREQUENCY
+    if not path.exists():
+        with workdir.replacing(path, binary=True) as file:
+            frequency = label_frequency(labels).astype(np.int32)
+            np.savez(file, frequency=frequency, points=labels.shape[0])
 
 
 def _begin(
@@ -138,16 +151,12 @@ def _begin(
     if "phases" in config:
         config.phases = phases.scaled(config.phases, epochs)
     text_files.write_lines(run.folder / "labels", data.dataset.label_texts)
-    frequency = label_frequency(data.dataset.train.labels).astype(np.int32)
-    with workdir.replacing(run.folder / "label_frequency.npy", binary=True) as file:
-        np.save(file, frequency)
     meta = {
         "config": given,
         "resolved": config.to_dict(),
         "epochs": epochs,
         "encoder": encoders.describe(run.model),
         "num_labels": data.num_labels,
-        "num_points": data.dataset.train.labels.shape[0],
         "entry": dataclasses.asdict(data.entry),
         "data": {"digest": data.dataset.digest, "folder": str(source.absolute())},
         "versions": workdir.versions(),

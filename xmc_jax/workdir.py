@@ -23,7 +23,7 @@ OURS = (
     "features",
     "features.tmp",
     "frozen",
-    "label_frequency.npy",
+    "label_frequency.npz",
     "labels",
     "metrics.jsonl",
     "refresh",

@@ -21,7 +21,9 @@ _LABELS = 8192  # labels of a tile, more where k is large
 _QUERIES = 1024  # queries of a block on an accelerator
 
 
-def exact_search(queries: np.ndarray, labels: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def exact_search(
+    queries: np.ndarray, labels: np.ndarray, k: int, bonus: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """The k labels of highest inner product of each query, in blocks on the host's cores.
 
     Needs about 60 MB a core beside its arguments and results (``16 k`` numbers a query of a block
@@ -31,13 +33,17 @@ def exact_search(queries: np.ndarray, labels: np.ndarray, k: int) -> tuple[np.nd
       queries: ``[n, d]`` float32.
       labels: ``[L, d]`` float32.
       k: results a query.
+      bonus: ``[L]`` float32, added to the labels' scores.
 
     Returns:
       scores ``[n, k]`` float32, descending, and ids ``[n, k]`` int32; equal scores by ascending id;
       -inf and -1 where there are fewer than k labels (or a score is NaN).
     """
     product = host_product()
-    return blocked_search(queries, len(labels), k, lambda x, a, b: product(x, labels[a:b]))
+    if bonus is None:
+        return blocked_search(queries, len(labels), k, lambda x, a, b: product(x, labels[a:b]))
+    score = lambda x, a, b: product(x, labels[a:b]) + bonus[a:b]
+    return blocked_search(queries, len(labels), k, score)
 
 
 def blocked_search(
@@ -150,7 +156,11 @@ def merge(
 
 
 def exact_search_jax(
-    queries: np.ndarray, labels: np.ndarray | jax.Array, k: int, block: int = 32_768
+    queries: np.ndarray,
+    labels: np.ndarray | jax.Array,
+    k: int,
+    block: int = 32_768,
+    bonus: np.ndarray | jax.Array | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """`exact_search` on the default device of JAX, in float32 (never TF32).
 
@@ -161,15 +171,17 @@ def exact_search_jax(
       labels: ``[L, d]`` float32; give a device array to spare the copy of every call.
       k: results a query.
       block: labels scored at once.
+      bonus: ``[L]`` float32, added to the labels' scores.
 
     Returns:
       As `exact_search`.
     """
     labels = jnp.asarray(labels, jnp.float32)
+    bonus = jnp.zeros(len(labels)) if bonus is None else jnp.asarray(bonus, jnp.float32)
     size = min(_QUERIES, max(1, len(queries)))
     found = [
         _search_block(
-            _padded(queries[start : start + size], size), labels, k, min(block, len(labels))
+            _padded(queries[start : start + size], size), labels, bonus, k, min(block, len(labels))
         )
         for start in range(0, len(queries), size)
     ]
@@ -187,7 +199,7 @@ def _padded(rows: np.ndarray, size: int) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnames=("k", "block"))
-def _search_block(queries, labels, k, block):
+def _search_block(queries, labels, bonus, k, block):
     num_labels = labels.shape[0]
 
     def step(i, best):
@@ -195,6 +207,7 @@ def _search_block(queries, labels, k, block):
         first = jnp.minimum(i * block, num_labels - block)
         part = jax.lax.dynamic_slice_in_dim(labels, first, block)
         s = jnp.matmul(queries, part.T, precision=jax.lax.Precision.HIGHEST)  # [q, block]
+        s = s + jax.lax.dynamic_slice_in_dim(bonus, first, block)
         ids = first + jnp.arange(block)
         s = jnp.where((ids >= i * block) & ~jnp.isnan(s), s, -jnp.inf)
         top, at = jax.lax.top_k(s, min(k, block))  # equal scores: lower position first

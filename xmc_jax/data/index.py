@@ -90,6 +90,7 @@ class Index:
         kind: str,
         *,
         seed: int,
+        bonus: np.ndarray | None = None,
         sample_queries: np.ndarray | None = None,
         accelerator: bool | None = None,
     ) -> Index:
@@ -106,29 +107,34 @@ class Index:
           vectors: ``[L, d]`` float32.
           kind: one of `KINDS`.
           seed: of the sample and the k-means of ``ivf``.
+          bonus: ``[L]`` float32, added to the labels' scores (``exact`` only: the others, made for
+            nearest vectors, miss labels that are far away and win by their bonus).
           sample_queries: ``[m, d]``, a few hundred typical queries to set ``nprobe`` with; by
             default label vectors with noise.
           accelerator: where exact search runs; by default on JAX's device unless that is a CPU.
 
         Raises:
-          ValueError: for an unknown kind or vectors that are not a matrix of finite numbers.
+          ValueError: for an unknown kind, one that takes no bonus, or vectors that are not a matrix
+            of finite numbers.
         """
         if kind not in KINDS:
             raise ValueError(
                 f"index kind is {kind!r}; expected one of {', '.join(KINDS)} ('auto' is resolved"
                 " before, by choose)."
             )
+        if bonus is not None and kind != "exact":
+            raise ValueError(f"index {kind!r}: scores with a tail weight need 'exact'.")
         vectors = np.ascontiguousarray(vectors, np.float32)
         if vectors.ndim != 2 or not len(vectors) or not np.isfinite(vectors.sum()):
             raise ValueError(
                 f"label vectors have shape {vectors.shape}; expected [L, d] with L >= 1 and finite"
                 " values. Values that are not finite mean that training diverged."
             )
-        groups = _equal_rows(vectors)
+        groups = _equal_rows(vectors) if bonus is None else None
         distinct = vectors if groups is None else vectors[groups[0]]
         index = cls(kind, vectors.shape, groups)
         if kind == "exact":
-            index._searcher = _exact_searcher(distinct, accelerator)
+            index._searcher = _exact_searcher(distinct, bonus, accelerator)
         elif kind == "hnsw":
             index._searcher = _hnsw_searcher(distinct)
         else:
@@ -240,19 +246,22 @@ def _without_own(found, labels, filters, rows, width) -> np.ndarray:
     return result
 
 
-def _exact_searcher(vectors: np.ndarray, accelerator: bool | None) -> Callable:
+def _exact_searcher(
+    vectors: np.ndarray, bonus: np.ndarray | None, accelerator: bool | None
+) -> Callable:
     """Function (queries, k) -> (scores, ids) over distinct rows, on host or device."""
     import jax
 
     if accelerator is None:
         accelerator = jax.default_backend() != "cpu"
     if not accelerator:
-        return lambda queries, k: exact_search(queries, vectors, k)
+        return lambda queries, k: exact_search(queries, vectors, k, bonus)
     import faiss
 
-    if not hasattr(faiss, "StandardGpuResources") or faiss.get_num_gpus() == 0:
-        held = jax.device_put(vectors)
-        return lambda queries, k: exact_search_jax(queries, held, k)
+    gpu = hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
+    if bonus is not None or not gpu:
+        held = jax.device_put(vectors), bonus if bonus is None else jax.device_put(bonus)
+        return lambda queries, k: exact_search_jax(queries, held[0], k, bonus=held[1])
     resources = faiss.StandardGpuResources()
 
     def knn(queries, k):
