@@ -11,8 +11,8 @@ import numpy as np
 
 from xmc_jax.models.bag import text_spans
 from xmc_jax.models.batch_norm import batch_norm, init_batch_norm
-from xmc_jax.models.layers import dropout, gelu, init_linear, linear, require_key
-from xmc_jax.models.spectral import init_spectral, spectral_linear
+from xmc_jax.models.layers import dropout, gelu, init_linear, linear, product, require_key
+from xmc_jax.models.spectral import init_spectral, spectral_linear, unit_kernel
 from xmc_jax.tokens import TokenBatch
 
 Params = dict[str, Any]
@@ -138,14 +138,14 @@ class InceptionQueries:
         keys = (None,) * 4 if key is None else jax.random.split(key, 4)
         run = _Run(params, dict(moving), jnp.asarray(tokens.text_segment) > 0, train)
         words, count = word_vectors(table, tokens, self.length)  # [B, length, D]
-        attended = run.attention(dropout(words, self.dropout, keys[0]))  # [B, D, length]
-        first = run.norm("first", gelu(linear(params["first"], attended)))  # [B, D, 32]
-        maps = [
-            strided_convolution(params[f"kernel{size}"], circular_pad(first, size))
-            for size in KERNELS
-        ]  # each [B, D / 4, 32]
+        words = dropout(words, self.dropout, keys[0])
+        mixing = run.attention(words)  # N [B, length, length]: H' = X^T N
+        first = jnp.einsum("bwd,bwc->bdc", words, product(mixing, params["first"]["kernel"]))
+        first = run.norm("first", gelu(first + params["first"]["bias"]))  # [B, D, 32]
+        maps = circular_convolutions([params[f"kernel{size}"] for size in KERNELS], first)
         if self.experts:
-            mean = jnp.sum(attended, axis=2) / jnp.maximum(count, 1)[:, None]  # [B, D]
+            mean = jnp.einsum("bwd,bw->bd", words, mixing.sum(axis=2))  # of H', times the words
+            mean = mean / jnp.maximum(count, 1)[:, None]  # [B, D]
             inception = self._mixture(params, first, maps, mean)
         else:
             inception = jnp.concatenate(maps, axis=2)  # [B, D / 4, 96]
@@ -195,14 +195,24 @@ class _Run:
         return y.reshape(len(y), -1)
 
     def attention(self, x: jax.Array) -> jax.Array:
-        """X ``[B, words, D]`` to H' ``[B, D, words]``; no array ``[B, D, D]`` is made."""
-        words, dimensions = self.params["words"], self.params["dimensions"]
-        x_t = jnp.swapaxes(x, 1, 2)
-        mapped = self._spectral("words", words, x_t)  # (W X)^T
-        h_t = words["gain"] * (mapped @ (x @ x_t)) + x_t
-        mapped = self._spectral("dimensions", dimensions, jnp.swapaxes(h_t, 1, 2))  # (W' H^T)^T
-        # (H^T X) (W' H^T) = H^T (X (W' H^T)), and the inner product is words x words.
-        return dimensions["gain"] * (h_t @ (x @ jnp.swapaxes(mapped, 1, 2))) + h_t
+        """N ``[B, words, words]`` with ``H' = X^T N``, from X ``[B, words, D]``.
+
+        H = S X with S = g (X X^T) W + I, and H' = H^T M with M = g' X (W' H^T) + I: what is linear
+        in X waits, so that neither H, H' nor an array ``[B, D, D]`` is made.
+        """
+        eye = jnp.eye(x.shape[1], dtype=x.dtype)
+        words, dimensions = self._unit("words"), self._unit("dimensions")  # W^T, W'^T
+        inner = jnp.einsum("bwd,bvd->bwv", x, x)  # X X^T
+        s = self.params["words"]["gain"] * product(inner, words.T) + eye
+        inner = jnp.einsum("bwd,bvd->bwv", product(x, dimensions.T), x)  # X W' X^T
+        m = self.params["dimensions"]["gain"] * jnp.einsum("bwv,buv->bwu", inner, s) + eye
+        return jnp.einsum("bvw,bvu->bwu", s, m)  # S^T M
+
+    def _unit(self, name: str) -> jax.Array:
+        kernel, self.moving[name] = unit_kernel(
+            self.params[name]["kernel"], self.moving[name], train=self.train
+        )
+        return kernel
 
     def _spectral(self, name: str, params: Params, x: jax.Array) -> jax.Array:
         y, self.moving[name] = spectral_linear(params, self.moving[name], x, train=self.train)
@@ -229,10 +239,31 @@ def word_vectors(table: jax.Array, tokens: TokenBatch, length: int) -> tuple[jax
     return jnp.take(table, ids, axis=0, mode="fill", fill_value=0), count
 
 
-def circular_pad(x: jax.Array, kernel: int) -> jax.Array:
-    """``[B, W, C]`` continued in a circle so that a strided convolution of it has W / 4 outputs."""
-    size = 2 * (kernel // STRIDE - 1)
-    return jnp.concatenate([x[:, x.shape[1] - size :], x, x[:, :size]], axis=1)
+def circular_convolutions(convolutions: list[Params], x: jax.Array) -> list[jax.Array]:
+    """``y_i = b + sum_{j < k} x_(4 i + j - (k - 4) / 2) W_j`` of several kernels, x in a circle.
+
+    Zeros at both ends of a kernel let it begin and end with a block of four positions. Then all
+    kernels are one matrix product of x's blocks, whose outputs are turned and added.
+
+    Args:
+      convolutions: kernels W ``[k, C, O]``, k a multiple of 4, O the same, and biases ``[O]``.
+      x: ``[B, W, C]``, W a multiple of 4.
+
+    Returns:
+      ``[B, W / 4, O]`` for each.
+    """
+    kernels = []
+    for params in convolutions:
+        before = (len(params["kernel"]) - STRIDE) // 2  # positions of the kernel before block i
+        zeros = -before % STRIDE
+        kernels.append(jnp.pad(params["kernel"], ((zeros, zeros), (0, 0), (0, 0))))
+    pieces = iter(_block_products(jnp.concatenate(kernels), x))
+    maps = []
+    for params, kernel in zip(convolutions, kernels):
+        shifts = len(kernel) // STRIDE
+        turned = [jnp.roll(next(pieces), shifts // 2 - s, axis=1) for s in range(shifts)]
+        maps.append(sum(turned) + params["bias"])
+    return maps
 
 
 def strided_convolution(params: Params, x: jax.Array) -> jax.Array:
@@ -248,14 +279,20 @@ def strided_convolution(params: Params, x: jax.Array) -> jax.Array:
     Returns:
       ``[B, (W - k) // 4 + 1, O]``.
     """
-    size, channels, outputs = params["kernel"].shape
+    shifts = len(params["kernel"]) // STRIDE
+    width = x.shape[1] // STRIDE - shifts + 1
+    pieces = _block_products(params["kernel"], x)
+    return sum(y[:, s : s + width] for s, y in enumerate(pieces)) + params["bias"]
+
+
+def _block_products(kernel: jax.Array, x: jax.Array) -> list[jax.Array]:
+    """``x_(4 i .. 4 i + 3) W_(4 s .. 4 s + 3)`` for every s, each ``[B, W // 4, O]``."""
+    size, channels, outputs = kernel.shape
     shifts = size // STRIDE
-    width = (x.shape[1] - size) // STRIDE + 1
-    blocks = x[:, : STRIDE * (width + shifts - 1)].reshape(len(x), -1, STRIDE * channels)
-    kernel = params["kernel"].reshape(shifts, STRIDE * channels, outputs)
-    kernel = jnp.swapaxes(kernel, 0, 1).reshape(STRIDE * channels, shifts * outputs)
-    y = (blocks @ kernel).reshape(len(x), -1, shifts, outputs)
-    return sum(y[:, s : s + width, s] for s in range(shifts)) + params["bias"]
+    blocks = x[:, : x.shape[1] // STRIDE * STRIDE].reshape(len(x), -1, STRIDE * channels)
+    kernel = kernel.reshape(shifts, STRIDE * channels, outputs)
+    y = product(blocks, jnp.swapaxes(kernel, 0, 1).reshape(STRIDE * channels, shifts * outputs))
+    return jnp.split(y, shifts, axis=2)
 
 
 def pooling_matrix(inputs: int, outputs: int) -> np.ndarray:

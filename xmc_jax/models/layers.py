@@ -70,28 +70,42 @@ def init_linear(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Arra
 
 
 def linear(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    """``x W + b`` in the type of ``x``: ``[..., inputs] -> [..., outputs]``."""
-    flat = x.reshape(-1, x.shape[-1])
-    y = _affine(flat, params["kernel"].astype(x.dtype), params["bias"].astype(x.dtype))
-    return y.reshape(*x.shape[:-1], -1)
+    """``x W + b`` in the type of ``x``: ``[..., inputs] -> [..., outputs]``; without a bias x W."""
+    y = product(x, params["kernel"].astype(x.dtype))
+    return _plus_bias(y, params["bias"].astype(x.dtype)) if "bias" in params else y
+
+
+def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """``x W``, ``[..., inputs] -> [..., outputs]``, with gradients that are faster on a CPU."""
+    return _product(x.reshape(-1, x.shape[-1]), kernel).reshape(*x.shape[:-1], kernel.shape[1])
 
 
 @jax.custom_vjp
-def _affine(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    return x @ kernel + bias
+def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return x @ kernel
 
 
-def _affine_backward(saved: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, ...]:
-    """The gradients as they would come out anyway, but faster on a CPU.
-
-    There is no transposed copy of ``g``, and its sum over rows is a product, on all cores.
-    """
+def _product_backward(saved: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, ...]:
+    """The gradients as they would come out anyway, but without a transposed copy of ``g``."""
     x, kernel = saved
-    bias = jnp.ones(len(g), g.dtype) @ g
-    return g @ kernel.T, jnp.einsum("ni,no->io", x, g), bias
+    return g @ kernel.T, jnp.einsum("ni,no->io", x, g)
 
 
-_affine.defvjp(lambda x, kernel, bias: (_affine(x, kernel, bias), (x, kernel)), _affine_backward)
+_product.defvjp(lambda x, kernel: (_product(x, kernel), (x, kernel)), _product_backward)
+
+
+@jax.custom_vjp
+def _plus_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
+    return x + bias
+
+
+def _plus_bias_backward(_: None, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The sum over rows is a product, on all cores."""
+    flat = g.reshape(-1, g.shape[-1])
+    return g, jnp.ones(len(flat), g.dtype) @ flat
+
+
+_plus_bias.defvjp(lambda x, bias: (_plus_bias(x, bias), None), _plus_bias_backward)
 
 
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:

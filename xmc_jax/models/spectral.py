@@ -35,11 +35,7 @@ def init_spectral(
 def spectral_linear(
     params: Linear, direction: jax.Array, x: jax.Array, *, train: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """``x W / sigma + b``, sigma the largest singular value of W (Miyato et al., 2018).
-
-    ``sigma = |W u|`` for a unit vector u that one power iteration a training step turns towards the
-    first singular vector: ``u <- norm(W^T norm(W u))``. No gradient flows into u, so that the
-    gradient of sigma is ``v u^T`` with ``v = norm(W u)``.
+    """``x W / sigma + b``, sigma the largest singular value of W: see :func:`unit_kernel`.
 
     Args:
       params: kernel ``[I, O]`` and bias ``[O]``; without a bias none is added.
@@ -50,15 +46,32 @@ def spectral_linear(
     Returns:
       ``[..., O]`` and the direction to keep.
     """
-    kernel, direction = params["kernel"], jax.lax.stop_gradient(direction)
+    kernel, direction = unit_kernel(params["kernel"], direction, train=train)
+    return linear({**params, "kernel": kernel}, x), direction
+
+
+def unit_kernel(
+    kernel: jax.Array, direction: jax.Array, *, train: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """``W / sigma``, sigma the largest singular value of W (Miyato et al., 2018).
+
+    ``sigma = |W u|`` for a unit vector u that one power iteration a training step turns towards the
+    first singular vector: ``u <- norm(W^T norm(W u))``. No gradient flows into u, so that the
+    gradient of sigma is ``v u^T`` with ``v = norm(W u)``.
+
+    Args:
+      kernel: W ``[I, O]``.
+      direction: u ``[O]``, kept from step to step.
+      train: iterate, or take u as it is.
+
+    Returns:
+      ``[I, O]`` and the direction to keep.
+    """
+    direction = jax.lax.stop_gradient(direction)
     if train:
         fixed = jax.lax.stop_gradient(kernel)
         direction = _unit(fixed.T @ _unit(fixed @ direction))
-    sigma = jnp.maximum(_length(kernel @ direction), TINY)
-    bias = params.get("bias")
-    if bias is None:
-        return x @ (kernel / sigma), direction
-    return linear({"kernel": kernel / sigma, "bias": bias}, x), direction
+    return kernel / jnp.maximum(_length(kernel @ direction), TINY), direction
 
 
 def _length(x: jax.Array) -> jax.Array:
