@@ -107,6 +107,29 @@ def test_digits_are_texts_in_json_and_ids_elsewhere(tmp_path):
     assert formats.load(tmp_path / "b").train.labels[0].indices.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [("labels.csv", "labels.txt"), ("Labels.txt.zip", "labels.txt"), ("test.txt", "test.tsv")],
+)
+def test_a_file_of_labels_or_test_rows_is_not_left_out_without_a_word(tmp_path, name, right):
+    for place in ("train.tsv", "test.py", "labels.npy", name):
+        write(tmp_path / place, "a label\ta label\n" * 5)
+    role, _, ending = right.partition(".")
+    with pytest.raises(formats.DataError, match=rf"{name}: found a file of .*{role}\.{ending}"):
+        formats.load(tmp_path)
+    write(tmp_path / right, "a label\ta label\n" if role == "test" else "a label\nanother\n")
+    assert len(formats.load(tmp_path).label_texts) == 1 + (role == "labels")
+
+
+def test_labels_beside_one_file_are_read_or_refused_and_test_rows_are_not_looked_for(tmp_path):
+    for place in ("train.tsv", "test.txt"):
+        write(tmp_path / place, "a text\ta label\n" * 5)
+    assert list(formats.load(tmp_path / "train.tsv").label_texts) == ["a label"]
+    write(tmp_path / "labels.csv", "a label\n")
+    with pytest.raises(formats.DataError, match=r"labels\.csv: found a file of labels"):
+        formats.load(tmp_path / "train.tsv")
+
+
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("name", ["train.tsv", "train.csv", "train.jsonl"])
 def test_utf_16_is_not_taken_for_latin_1(tmp_path, name, encoding):

@@ -12,6 +12,7 @@ from xmc_jax.data.files import DataError
 
 CANONICAL, JSON, LINES, OWN = "canonical", "json", "lines", "own"
 _OWN_SUFFIXES = (".jsonl", ".json", ".tsv", ".csv")
+_DATA_ENDINGS = ("txt", "tsv", "csv", "json", "jsonl", "parquet", "xlsx")
 _SUBFOLDERS = ("", "raw", "raw_text")
 
 _FILTERS = {
@@ -92,7 +93,8 @@ def detect(path: str | os.PathLike[str]) -> Layout:
     """Returns the layout of a folder or of one file of people's own data.
 
     Raises:
-      DataError: nothing there that is known, or some of a layout's files are missing.
+      DataError: nothing there that is known, or some of a layout's files are missing, or people's
+        own data has a file of labels or test rows that is not read.
     """
     path = Path(os.path.abspath(Path(path).expanduser()))  # not resolve(): a link's name counts
     if path.is_file():
@@ -103,6 +105,8 @@ def detect(path: str | os.PathLike[str]) -> Layout:
     for kind, names in _NAMES.items():
         files, lacking = _match(path, names)
         if files and not lacking:
+            if kind == OWN:
+                _require_read(path, {"test", "labels"} - files.keys())
             return Layout(kind, path, files)
         if _is_begun(kind, files):
             missing.append(
@@ -229,9 +233,25 @@ def _one_file(path: Path) -> Layout:
         )
     files = {"train": path}
     labels = _first(path.parent, _NAMES[OWN]["labels?"])
-    if labels is not None and labels != path:
+    if labels is None:
+        _require_read(path.parent, {"labels"}, but=path)
+    elif labels != path:
         files["labels"] = labels
     return Layout(OWN, path, files)
+
+
+def _require_read(folder: Path, roles: set[str], but: Path | None = None) -> None:
+    """Refuses a file such as labels.csv, which would be left out without a word."""
+    for path in sorted(folder.iterdir()):
+        role, _, ending = path.name.lower().partition(".")
+        is_data = ending.partition(".")[0] in _DATA_ENDINGS  # also labels.txt.zip, not test.py
+        if role in roles and is_data and path.is_file() and path != but:
+            names = ", ".join(_NAMES[OWN][f"{role}?"])
+            raise DataError(
+                f"{path}: found a file of {'labels' if role == 'labels' else 'test rows'} whose "
+                f"name is not read; expected {names} (or such a file with .gz). Write it so (one "
+                "label text a line, or as the training file), or give it another name."
+            )
 
 
 def _describe(path: Path, missing: list[str]) -> str:
