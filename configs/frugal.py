@@ -202,11 +202,15 @@ def _small(config: ConfigDict, dataset: str) -> None:
         if config.encoder.name == "inception":
             # The longest text has 10 tokens, and every place costs; half a bag's batch, as theirs.
             config.max_length, config.batch_size = 12, 256
+        if config.encoder.experts:  # a phase without free weights costs more than it gives
+            config.phases = ((1, True, "pifa"),)
     else:
         # As for UniDEC: the encoder underfits at rates at which the free weights overfit.
         config.batch_size, config.pool_size, config.epochs = 256, 2560, 5
         config.lr.encoder, config.lr.heads, config.lr.table = 2e-2, 3e-3, 3e-3
         config.clusters.weight = 0.1  # chosen by ECLARE's held-out and test rows
+        if config.encoder.experts:
+            config.phases = ((1, False, "pifa"), (3, True, "text"))
 
 
 def _own_data(config: ConfigDict) -> None:
