@@ -20,6 +20,7 @@ from xmc_jax.models.transformer import TransformerConfig
 
 LINES = {  # case -> lines of a quick run, by what tells them apart
     "train_step": [("tiny", "titles"), ("tiny", "amazon")],
+    "frugal_step": [()],
     "labels_sweep": [()],
     "host": [("batches",), ("keeps up",)],
     "refresh": [("embed",), ("cluster",), ("search", "exact"), ("search", "ivf")],

@@ -3,6 +3,7 @@
 python -m experiments.benchmarks CASE [CASE ...] [--quick] [--peer=torch] [flags]
 
 train_step    a training step: packed, one text a row, PyTorch over padded rows (--peer=torch)
+frugal_step   a step of each frugal system and of UniDEC's bag, on the same batch sizes
 labels_sweep  time and temporary memory of a step at 10^5, 10^6 and 10^7 labels
 host          batches a second out of the data pipeline, and whether the device waits for them
 refresh       embedding, clustering, index build and search, each with its peer
@@ -25,7 +26,10 @@ from pathlib import Path
 
 import jax
 
-CASES = ("train_step", "labels_sweep", "host", "refresh", "predict", "label_graph", "metrics")
+CASES = (
+    *("train_step", "frugal_step", "labels_sweep", "host"),
+    *("refresh", "predict", "label_graph", "metrics"),
+)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -44,9 +48,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--encoder", default="", help="Hugging Face folder of MiniLM; default random weights")
     add("--shapes", nargs="+", choices=["tiny", "minilm", "distilbert"], help="of the encoder")
     add("--texts", nargs="+", choices=["titles", "amazon"], default=["titles", "amazon"])
-    add("--queries", type=int, help="Q of train_step")
-    add("--pool", type=int, help="P of train_step")
-    add("--labels", type=int, help="rows of the table with --texts=amazon")
+    add("--queries", type=int, help="Q of train_step, frugal_step")
+    add("--pool", type=int, help="P of train_step, frugal_step")
+    add("--labels", type=int, help="rows of the table with synthetic texts")
     add("--head_dim", type=int, default=256, help="d of one head")
     add("--dtype", choices=["float32", "bfloat16"], help="of the encoder")
     add("--scale", type=float, default=1.0, help="of label_graph; SciPy's G has 8 GB at 1")
