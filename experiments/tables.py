@@ -146,7 +146,8 @@ def _results(folder: Path) -> dict[str, Any]:
 
 def _show(table: ledger.Table, options: argparse.Namespace) -> None:
     rows = ledger.read(options.ledger)
-    run = [row["dataset"] for row in rows if row.get("kind") == "train"]
+    # A row may be another table's too: that alone does not make a data set one of this table's.
+    run = [row["dataset"] for row in rows if row.get("table") == table.name]
     shown = dict.fromkeys([*table.datasets, *run])
     names = [name for name in shown if name in table.datasets or _any(table, name, rows)]
     ledger.write_section(table.name, ledger.render(table, names, rows), options.readme)
