@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import statistics
@@ -109,6 +110,17 @@ def test_table_shows_mean_and_deviation():
     assert "| open | | not run |" in missing
     assert published.startswith("| X | open | concat | 1.00 |") and "table 9" in published
     assert "`--config.mask_filter_pairs=False`" in text
+
+
+@pytest.mark.parametrize("ran_by", ["table_x", "another"])
+def test_a_table_shows_other_data_sets_only_if_its_own_script_ran_on_them(tmp_path, ran_by):
+    options = argparse.Namespace(ledger=tmp_path / "ledger.jsonl", readme=tmp_path / "README.md")
+    elsewhere = made(MASKED, 0, 40.0, dataset="mobytitles")
+    ledger.append({**elsewhere, "table": ran_by}, options.ledger)
+    tables._show(dataclasses.replace(TABLE, datasets=("wordnet-mini",)), options)
+    text = options.readme.read_text()
+    assert "| wordnet-mini | masked | | not run |" in text
+    assert ("| mobytitles | masked | concat | 40.00 |" in text) == (ran_by == "table_x")
 
 
 def test_section_replaces_what_its_markers_hold(tmp_path):
