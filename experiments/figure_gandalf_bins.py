@@ -47,9 +47,13 @@ def _command(dataset: str, name: str) -> str:
 
 
 def draw(found: Mapping[str, tuple[Bins, Bins]], dataset: str) -> Any:
-    """A panel a system: two bars a bin, the rarest labels on the left."""
-    figure = pictures.figure(4.6 * len(found), 3.4)
-    panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+    """A panel a system, three in a row: two bars a bin, the rarest labels on the left."""
+    across = min(len(found), 3)
+    down = -(-len(found) // across)
+    figure = pictures.figure(4.6 * across, 3.4 * down)
+    panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
+    for axis in panels[len(found) :]:
+        axis.set_visible(False)
     for axis, (system, both) in zip(panels, found.items()):
         for gandalf, values in enumerate(both):
             places = [len(values) - b["bin"] + 0.4 * gandalf for b in values]
@@ -61,7 +65,8 @@ def draw(found: Mapping[str, tuple[Bins, Bins]], dataset: str) -> Any:
         axis.set_xticks(ticks, texts, fontsize=8)
         axis.set_xlabel("bin, its labels, points a label", fontsize=8)
         axis.set_title(f"{system}, {dataset}", fontsize=9)
-    panels[0].set_ylabel("adds to P@5")
+    for axis in panels[::across]:
+        axis.set_ylabel("adds to P@5")
     panels[0].legend(fontsize=8)
     return figure
 
