@@ -35,6 +35,7 @@ def main(
       description: the script's docstring.
       finish: called with the flags after the rows, if all are there.
     """
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # as Ctrl-C
     parser = ledger.arguments(description)
     add = parser.add_argument
     add("--dataset", default=table.datasets[0], help="name of the data set, and options after it")
@@ -114,7 +115,7 @@ def train(arguments: list[str], *, data: str, limit: float) -> dict[str, Any] | 
             )
             try:
                 status = process.wait(limit)
-            except BaseException as error:  # Ctrl-C too: nothing is left running
+            except BaseException as error:  # Ctrl-C, SIGTERM too: nothing is left
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 if not isinstance(error, subprocess.TimeoutExpired):

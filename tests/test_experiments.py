@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,6 +46,7 @@ SCRIPTS = [
     "table_predictions",
     "table_label_texts",
 ]
+WATCHED = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 OF_GANDALF = (SYSTEMS, GANDALF, figure_gandalf_share.TABLE)
 MASKED = Row("masked", {"mask_filter_pairs": True})
 OPEN = Row("open", {"mask_filter_pairs": False}, (Published("X", "table 9", {"concat": [1] * 6}),))
@@ -160,11 +165,11 @@ def test_the_readme_has_a_place_for_every_script():
         assert f"<!-- begin {script} -->" in text and f"<!-- end {script} -->" in text
 
 
-def table_command(tmp_path, *flags):
+def table_command(tmp_path, *flags, run=subprocess.run, **options):
     command = [sys.executable, "-m", "experiments.table_filter_pairs", "--only=not masked"]
     command += ["--dataset=wordnet-mini,debug", "--seeds=5", *flags]
     command += [f"--ledger={tmp_path / 'ledger.jsonl'}", f"--readme={tmp_path / 'README.md'}"]
-    return subprocess.run(command, cwd=ledger.ROOT, capture_output=True, text=True, check=False)
+    return run(command, **{**WATCHED, "cwd": ledger.ROOT, **options})
 
 
 @pytest.mark.slow
@@ -184,6 +189,30 @@ def test_a_run_that_takes_too_long_is_killed_and_not_kept(tmp_path):
     done = table_command(tmp_path, "--minutes=0.005")
     assert done.returncode == 1 and "failed (killed after 0 s)" in done.stdout
     assert ledger.read(tmp_path / "ledger.jsonl") == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="no list of processes")
+def test_a_table_that_is_stopped_leaves_nothing_running(tmp_path):
+    def training():
+        commands = [_read(path) for path in Path("/proc").glob("[0-9]*/cmdline")]
+        return sum(f"--workdir={tmp_path}/".encode() in command for command in commands)
+
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    table = table_command(tmp_path, run=subprocess.Popen, env=environment)
+    while not training():
+        assert table.poll() is None
+        time.sleep(0.05)
+    table.terminate()
+    table.communicate(timeout=60)
+    assert table.returncode == 128 + signal.SIGTERM
+    assert not training() and not [*tmp_path.iterdir()]
+
+
+def _read(path):
+    try:
+        return path.read_bytes()
+    except OSError:  # gone since
+        return b""
 
 
 def test_synthetic_data_has_the_shape_of_the_real_one(tmp_path):
