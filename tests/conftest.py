@@ -19,6 +19,8 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Most programs here run for a moment: compiling them is most of the suite's time.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 # Data and tokens are cached away from the user's; what one process compiled, others need not.
 SCRATCH = Path(tempfile.mkdtemp(prefix="xmc-tests-"))
 atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
@@ -26,6 +28,14 @@ os.environ["XMC_CACHE"] = str(SCRATCH / "cache")
 SHARED = Path(os.environ.setdefault("XMC_TESTS_SHARED", str(SCRATCH)))  # of all workers
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(SCRATCH / "compiled"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+
+@pytest.fixture
+def optimised(monkeypatch) -> None:
+    """Steps and embedding compiled as for a user, where a test trains for long."""
+    from xmc_jax import xla
+
+    monkeypatch.setitem(xla.compiler_options(), "xla_backend_optimization_level", "3")
 
 
 @pytest.fixture(scope="session")

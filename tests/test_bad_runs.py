@@ -237,7 +237,6 @@ def test_absurd_learning_rate_is_told_without_a_traceback(own_data, tmp_path):
         f"--config=configs/unidec.py:{own_data}",
         *tiny.flags(lr__table=1e30, lr__encoder=1e30, lr__warmup=0.0),
         f"--workdir={tmp_path}",
-        environment=tiny.QUICK,
     )
     assert done.returncode == 1
     assert (

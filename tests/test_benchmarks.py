@@ -31,11 +31,11 @@ LINES = {  # case -> lines of a quick run, by what tells them apart
 
 
 def bench(*flags, **environment):
-    """Runs the program as a user would; compiled without optimisation."""
+    """Runs the program as a user would."""
     return subprocess.run(
         [sys.executable, "-m", "experiments.benchmarks", *flags],
         cwd=tiny.ROOT,
-        env={**os.environ, **tiny.QUICK, **environment},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,

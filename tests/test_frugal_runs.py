@@ -11,7 +11,6 @@ import orbax.checkpoint as ocp
 import pytest
 import tiny
 
-from configs import frugal
 from xmc_jax import frugal_mining, metrics, open_runs, predictor, runs, train_loop
 from xmc_jax.data import baselines
 from xmc_jax.frugal_source import FrugalSource
@@ -197,12 +196,3 @@ def test_prediction(whole):
         model.predict(TEXTS, head="de")
     with pytest.raises(ValueError, match=r"labels that came after training have no cluster"):
         predictor.load(whole, new_labels=["quiet harp"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("system", list(frugal.SYSTEMS))
-def test_every_system_trains(system, own_data, tmp_path):
-    result = runs.start(tiny.frugal_config(system, own_data), tmp_path / "run")
-    opened = open_runs.open_run(tmp_path / "run")
-    assert result["heads"]["clf"]["filtered"]["P@5"] > popularity(opened.load_data())
-    assert open_runs.evaluate_run(opened) == result

@@ -88,7 +88,6 @@ def test_own_file_in_one_command(own_data, tmp_path):
         "--config.encoder.dim=16",
         "--config.head_dim=16",
         f"--workdir={tmp_path}/run",
-        environment=tiny.QUICK,
     )
     assert done.returncode == 0, done.stderr
     for name in ("encoder.name = bag", "batch_size = 32", "pool_size = 320", "max_length = 32"):

@@ -37,9 +37,6 @@ SMALL = {
     "log_steps": 1,
 }
 
-# For runs whose speed and last bits are of no interest: their programs compile in half the time.
-QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
-
 
 def write_tsv(path: Path, rows: int = 300, seed: int = 0) -> Path:
     """Own data: ``text<TAB>label|label``; a label is two of the words of its texts."""

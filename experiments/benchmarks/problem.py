@@ -34,7 +34,7 @@ SHAPES = {
     "minilm": TransformerConfig.minilm(),
     "distilbert": TransformerConfig.distilbert(),
     "tiny": TransformerConfig.minilm(
-        vocab_size=8000, dim=32, num_layers=2, num_heads=2, mlp_dim=64, max_positions=64
+        vocab_size=8000, dim=32, num_layers=1, num_heads=2, mlp_dim=64, max_positions=64
     ),
 }
 MAX_LENGTH = 32  # of a title, as in the papers' code

@@ -50,7 +50,7 @@ def make_problem(
         labels = 2000 if options.quick else options.labels or LABELS
         vocabulary = problem.SHAPES[shape].vocab_size
         data = problem.amazon_shaped(max(4 * queries, 5000), labels, vocabulary)
-    weights = {"encoder": options.encoder, "number": BATCHES}
+    weights = {"encoder": options.encoder, "number": 1 if options.quick else BATCHES}
     return problem.make(config, shape, data, folder / "encoder", **weights)
 
 
