@@ -23,7 +23,10 @@ LINES = {  # case -> lines of a quick run, by what tells them apart
     "frugal_step": [()],
     "labels_sweep": [()],
     "host": [("batches",), ("keeps up",)],
-    "refresh": [("embed",), ("cluster",), ("search", "exact"), ("search", "ivf")],
+    "refresh": [
+        *[("embed",), ("cluster",), ("search", "exact")],
+        *[("search", "ivf", "topics"), ("search", "ivf", "anywhere")],
+    ],
     "predict": [("exact",), ("hnsw",)],
     "label_graph": [("exact",), ("walk",)],
     "metrics": [()],

@@ -94,8 +94,12 @@ def test_blocks_do_not_show(model, texts, tmp_path, monkeypatch):
             model, str(texts), str(tmp_path / name), embeddings=str(tmp_path / f"{name}.npy")
         )
         monkeypatch.setattr(predictor, "BLOCK_TEXTS", 3)
-    assert (tmp_path / "whole").read_bytes() == (tmp_path / "blocks").read_bytes()
-    np.testing.assert_array_equal(np.load(tmp_path / "whole.npy"), np.load(tmp_path / "blocks.npy"))
+    for whole, block in zip(read(tmp_path / "whole"), read(tmp_path / "blocks"), strict=True):
+        scores = [[label.pop("score") for label in line["labels"]] for line in (whole, block)]
+        assert whole == block
+        np.testing.assert_allclose(*scores, rtol=1e-5)  # other shapes, other last bits
+    vectors = [np.load(tmp_path / f"{name}.npy") for name in ("whole", "blocks")]
+    np.testing.assert_allclose(*vectors, rtol=1e-5, atol=1e-6)
 
 
 def test_exclude_same_text(model):
