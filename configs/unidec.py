@@ -264,9 +264,12 @@ def _own_data(config: ConfigDict) -> None:
     """People's own data: sizes follow from N, L, text lengths and the device."""
     _bag(config)
     config.encoder.name = ""
+    config.encoder.freeze = config_dict.placeholder(int)
+    config.table.scale = config_dict.placeholder(float)
     config.head_dim = config_dict.placeholder(int)
     config.epochs = config_dict.placeholder(int)
     config.max_length = config_dict.placeholder(int)
     config.max_minutes = 30.0
-    for name in ("encoder", "heads", "table"):  # one each: a shared one would be set by any of them
+    # One each: a shared one would be set by any of them.
+    for name in ("encoder", "heads", "table", "weight_decay"):
         config.lr[name] = config_dict.placeholder(float)

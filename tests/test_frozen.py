@@ -14,6 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 import tiny
 
+from configs import unidec
 from xmc_jax import checkpoints, frozen, open_runs, plan, predictor, runs
 from xmc_jax.data import corpus, packing
 from xmc_jax.data import tokenizer as tokenizers
@@ -204,6 +205,15 @@ def assert_same_end(folder: Path, reference: Path) -> None:
 def test_label_texts_as_points_read_the_same_stores(own_data, folder, tmp_path):
     made = config(own_data, folder, LAYERS, epochs=1, gandalf__enabled=True)
     assert runs.start(made, tmp_path / "run")["heads"]
+
+
+def test_own_data_with_a_pretrained_encoder_in_one_line(own_data, folder, tmp_path):
+    made = unidec.get_config(f"{own_data},encoder={folder}")
+    made.epochs, made.max_minutes = 1, 0.0
+    assert runs.start(made, tmp_path / "run")["heads"]
+    meta = json.loads((tmp_path / "run/meta.json").read_text())["resolved"]
+    assert meta["encoder"]["freeze"] == LAYERS - 1 and meta["head_dim"] == 0
+    assert open_runs.open_run(tmp_path / "run").frozen is not None
 
 
 def test_what_cannot_be_frozen(own_data, folder, tmp_path):

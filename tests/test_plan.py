@@ -13,6 +13,7 @@ import tiny
 
 from configs import depsl, unidec
 from xmc_jax import memory, plan, runs, workdir
+from xmc_jax.models.transformer import TransformerConfig
 
 
 def shaped(rows: int, labels: int, words: int = 6) -> SimpleNamespace:
@@ -65,9 +66,40 @@ def test_length_follows_the_texts(words, length):
     assert config.max_length == length and config.row_length >= length
 
 
-def test_rates_follow_the_encoder():
+@pytest.fixture
+def model(tmp_path):
+    """A pretrained folder of which nothing but the sizes is there."""
+    shape = TransformerConfig.minilm(num_layers=4)
+    (tmp_path / "config.json").write_text(json.dumps(shape.to_huggingface()))
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "expected"),
+    [
+        ({}, "cpu", (3, 0, 128, 512, 1.0, 3e-4, 1e-2, 0.01)),
+        ({}, "gpu", (0, 384, 256, 2560, 4.0, 1e-4, 1e-3, 0.0)),
+        ({"encoder__freeze": 0}, "cpu", (0, 384, 256, 2560, 4.0, 1e-4, 1e-3, 0.0)),
+        ({"encoder__freeze": 4}, "gpu", (4, 384, 128, 512, 1.0, 3e-4, 1e-2, 0.01)),
+        ({"head_dim": 64, "lr__table": 0.5}, "cpu", (3, 64, 128, 512, 1.0, 3e-4, 0.5, 0.01)),
+    ],
+)
+def test_a_pretrained_encoder_is_frozen_but_for_its_last_layer_on_a_cpu(
+    given, device, expected, model, monkeypatch
+):
+    monkeypatch.setattr(jax, "default_backend", lambda: device)
+    config, chosen = plan.resolve(own_config(encoder__name=model, **given), shaped(5_000, 100))
+    plan.check(config)
+    names = ("encoder.freeze", "head_dim", "batch_size", "pool_size", "table.scale")
+    names += ("lr.encoder", "lr.table", "lr.weight_decay")
+    assert tuple(plan.field_of(config, name) for name in names) == expected
+    assert not chosen.keys() & {name.replace("__", ".") for name in given}
+
+
+def test_rates_follow_the_encoder(model):
     bag, _ = plan.resolve(own_config(encoder__name="bag"), shaped(1_000, 100))
-    pretrained, _ = plan.resolve(own_config(encoder__name="some/model"), shaped(1_000, 100))
+    whole = own_config(encoder__name=model, encoder__freeze=0)
+    pretrained, _ = plan.resolve(whole, shaped(1_000, 100))
     assert bag.lr.encoder > pretrained.lr.encoder and bag.lr.table > pretrained.lr.table
 
 

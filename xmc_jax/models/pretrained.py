@@ -131,6 +131,16 @@ def save_encoder(folder: str | Path, encoder: TransformerEncoder, params: Params
     _write_json(folder / "1_Pooling" / "config.json", pooling)
 
 
+def num_layers(folder_or_hub_name: str | Path) -> int:
+    """Layers of a BERT or DistilBERT folder, by its ``config.json`` alone.
+
+    Raises:
+      ValueError: as in :func:`load_encoder`.
+    """
+    config = _read_json(resolve_folder(folder_or_hub_name) / "config.json")
+    return TransformerConfig.from_huggingface(config).num_layers
+
+
 def word_embeddings(folder_or_hub_name: str | Path) -> np.ndarray:
     """The word embedding table ``[V, H]`` float32 of a BERT or DistilBERT folder.
 
