@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -71,6 +72,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Runs the cases."""
     options = parse()
+    if options.quick:  # compiling is most of it
+        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     from experiments.benchmarks import harness
 
     jax.config.update("jax_platforms", "cpu")  # of this process; contenders take the device
