@@ -27,7 +27,7 @@ LINES = {  # case -> lines of a quick run, by what tells them apart
         *[("embed",), ("cluster",), ("search", "exact")],
         *[("search", "ivf", "topics"), ("search", "ivf", "anywhere")],
     ],
-    "predict": [("exact",), ("hnsw",)],
+    "predict": [()],
     "label_graph": [("exact",), ("walk",)],
     "metrics": [()],
 }
@@ -175,3 +175,6 @@ def test_what_does_not_depend_on_the_machine(quick):
     balanced = quick["refresh"][1]["contenders"]["ours"]
     assert balanced["largest"] - balanced["smallest"] <= 1
     assert quick["refresh"][2]["contenders"]["ours"]["facts"]["recall"] > 0.999
+    exact, hnsw = (quick["predict"][0]["contenders"][kind] for kind in ("exact", "hnsw"))
+    assert exact["facts"]["recall"] > 0.999 and 0 < hnsw["facts"]["recall"] <= 1
+    assert exact["texts 100"]["search_seconds"] > 0

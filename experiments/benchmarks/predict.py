@@ -17,6 +17,7 @@ import numpy as np
 
 from experiments.benchmarks import harness, problem
 from experiments.benchmarks.harness import Contender, Subject
+from experiments.benchmarks.refresh import best, recall
 from xmc_jax import evaluation
 from xmc_jax.data import corpus
 from xmc_jax.data import tokenizer as tokenizers
@@ -30,36 +31,35 @@ TOP, VOCABULARY, WORDS = 100, 2000, 9
 
 
 def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One result for each encoder, kind of index and number of labels."""
+    """One result for each encoder and number of labels; the kinds of index take turns."""
     for shape in options.shapes or (["bag"] if options.quick else ["bag", "minilm"]):
         for labels in (3000,) if options.quick else (73_868, 1_305_265):
-            for kind in ("exact", "hnsw"):
-                if options.wanted(f"predict {shape} {kind} {labels}"):
-                    yield measure(options, shape, kind, labels)
+            names = {kind: f"predict {shape} {kind} {labels}" for kind in ("exact", "hnsw")}
+            kinds = [kind for kind, name in names.items() if options.wanted(name)]
+            if kinds:
+                yield measure(options, shape, kinds, labels)
 
 
-def measure(options: argparse.Namespace, shape: str, kind: str, labels: int) -> dict[str, Any]:
-    """Turns of one text and of 1,000; each in a process with its own index."""
+def measure(
+    options: argparse.Namespace, shape: str, kinds: list[str], labels: int
+) -> dict[str, Any]:
+    """A turn is one text and then 1,000; each kind of index has a process of its own."""
     sizes = (1, 100) if options.quick else (1, 1000)
     contenders = [
-        Contender(f"batch {size}", predictor, (shape, kind, labels, size, options.dtype))
-        for size in sizes
+        Contender(kind, predictor, (shape, kind, labels, sizes, options.dtype)) for kind in kinds
     ]
-    results = harness.contest(options, contenders, repeats=5)
-    for size, found in zip(sizes, results.values()):
-        found["texts_a_second"] = round(size / found["seconds"]["median"], 1)
     return {
-        **{"case": "predict", "encoder": shape, "index": kind, "labels": labels, "top": TOP},
+        **{"case": "predict", "encoder": shape, "labels": labels, "top": TOP},
         **{"head": "concat", "dim": 2 * options.head_dim, "dtype": options.dtype},
-        "contenders": results,
+        "contenders": harness.contest(options, contenders, repeats=5),
     }
 
 
-def predictor(shape: str, kind: str, labels: int, size: int, dtype: str) -> Subject:
-    """A turn predicts for ``size`` texts of nine words."""
+def predictor(shape: str, kind: str, labels: int, sizes: tuple[int, ...], dtype: str) -> Subject:
+    """A turn predicts for each number of texts, of nine words."""
     rng = np.random.default_rng(0)
     words = [f"{a}{b}{c}" for a in "bdfgklmprt" for b in "aeiou" for c in "bdfgklmnprst"]
-    texts = [" ".join(rng.choice(words, WORDS)) for _ in range(size)]
+    texts = [" ".join(rng.choice(words, WORDS)) for _ in range(max(sizes))]
     with tempfile.TemporaryDirectory() as folder:
         pieces = tokenizers.train_wordpiece(words, vocab_size=VOCABULARY, folder=folder)
     encoder: Any = BagEncoder(VOCABULARY, 512)
@@ -69,21 +69,35 @@ def predictor(shape: str, kind: str, labels: int, size: int, dtype: str) -> Subj
     params = model.init(jax.random.key(0))
     embedder = Embedder(model, row_length=32)
     vectors = evaluation.l2norm(rng.standard_normal((labels, 2 * 256), np.float32))
+
+    def queries_of(some: list[str]) -> np.ndarray:
+        store = corpus.encode(some, pieces, max_length=problem.MAX_LENGTH)
+        return evaluation.query_vectors(embedder, params, store, None, "concat")
+
     started = time.perf_counter()
     index = Index.build(vectors, kind, seed=0)
     facts = {"build_seconds": round(time.perf_counter() - started, 2)}
-    seconds: dict[str, list[float]] = {"embed": [], "search": []}
+    few = queries_of(texts[:32])
+    facts["recall"] = round(recall(index.search(few, TOP)[1], best(few, vectors, TOP)), 4)
+    seconds: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
 
     def turn(_: int) -> None:
-        begun = time.perf_counter()
-        store = corpus.encode(texts, pieces, max_length=problem.MAX_LENGTH)
-        queries = evaluation.query_vectors(embedder, params, store, None, "concat")
-        embedded = time.perf_counter()
-        index.search(queries, TOP)
-        seconds["embed"].append(embedded - begun)
-        seconds["search"].append(time.perf_counter() - embedded)
+        for size, spent in seconds.items():
+            begun = time.perf_counter()
+            queries = queries_of(texts[:size])
+            embedded = time.perf_counter()
+            index.search(queries, TOP)
+            spent.append((embedded - begun, time.perf_counter() - embedded))
 
     def close() -> dict[str, Any]:
-        return {f"{name}_seconds": float(np.median(v[1:])) for name, v in seconds.items()}
+        return {f"texts {size}": medians(size, spent) for size, spent in seconds.items()}
 
     return Subject(turn, facts, close)
+
+
+def medians(size: int, spent: list[tuple[float, float]]) -> dict[str, float]:
+    """Seconds of embedding and search after the first turn, and texts a second."""
+    embed, search = np.median(spent[1:], axis=0).tolist()
+    total = float(np.median(np.sum(spent[1:], axis=1)))
+    rate = {"texts_a_second": round(size / total, 1)}
+    return {"embed_seconds": embed, "search_seconds": search, **rate}
