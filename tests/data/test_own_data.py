@@ -210,3 +210,30 @@ def test_other_file_types_are_refused(tmp_path):
     write(tmp_path / "mine.xlsx", "x")
     with pytest.raises(ValueError, match=r"ends in '\.xlsx'; expected \.jsonl"):
         formats.load(tmp_path / "mine.xlsx")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("train.csv", "text,label_ids\nred,1|2\n", "line 1: found columns named text, label_ids"),
+        ("train.tsv", "Title\tLabels\nred\t1\n", "line 1: found columns named title, labels"),
+        ("train.tsv", "red\t3\nblue\t12 45\n", "line 2: found labels '12 45'; expected ids with |"),
+        ("train.tsv", "red\t3;4\n", "line 1: found labels '3;4'"),
+        ("train.csv", 'red,"[3, 4]"\n', r"line 1: found labels '\[3, 4\]'"),
+    ],
+)
+def test_what_looks_like_ids_is_not_taken_for_label_texts(tmp_path, name, content, expected):
+    write(tmp_path / name, content)
+    with pytest.raises(formats.DataError, match=expected):
+        formats.load(tmp_path)
+    if "ids" not in content and "Labels" not in content:
+        write(tmp_path / "labels.txt", "a\nb\n")
+        with pytest.raises(formats.DataError, match=expected):
+            formats.load(tmp_path)
+
+
+def test_words_of_headers_and_numbers_with_words_are_data(tmp_path):
+    rows = ["name\ttitle|label", "1,2\tcalcium 2, 4", "x\t12 45"]
+    write(tmp_path / "train.tsv", "".join(f"{row}\n" for row in rows))
+    found = formats.load(tmp_path).label_texts
+    assert sorted(found) == ["12 45", "calcium 2, 4", "label", "title"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from xmc_jax.data.own_rows import OwnRows, read_rows
 from xmc_jax.data.raw_readers import TextPlace, json_rows, read_line_file
 from xmc_jax.data.texts import LineTexts
 
+_ID_LIST = re.compile(r"[\[({]?\s*\d+(\s*[\s,;]\s*\d+)*\s*[\])}]?", re.ASCII)
 TEST_SHARE = 0.2
 SPLIT_SEED = 0
 _ID_ADVICE = (
@@ -72,6 +74,7 @@ def _number_labels(
     vocabulary: dict[str, int] = {}
     ids = {}
     for role, file in rows.items():
+        _check_separators(file)
         if _are_ids(file):
             found = f"labels that are ids ({file.names[0]}), and no label file"
             line = int(file.first_lines[0])
@@ -93,6 +96,22 @@ def _are_ids(rows: OwnRows) -> bool:
     return bool(rows.names) and all(name.isascii() and name.isdigit() for name in rows.names)
 
 
+def _check_separators(rows: OwnRows) -> None:
+    """Refuses ids with something else than a bar between them, which would be one label each."""
+    if rows.typed or _are_ids(rows) or not all(_ID_LIST.fullmatch(name) for name in rows.names):
+        return
+    first = next((i for i, name in enumerate(rows.names) if not name.isdigit()), None)
+    if first is None:  # no labels at all
+        return
+    raise problem(
+        rows.path,
+        int(rows.first_lines[first]),
+        f"labels {rows.names[first]!r}",
+        "ids with | between them, as in 12|45",
+        "Write them so; ids are line numbers, from 0, of a file labels.txt.",
+    )
+
+
 def _look_up(rows: OwnRows, known: dict[str, int], label_path: Path) -> np.ndarray:
     """Returns the id of each label name of a file, by text or by number."""
     by_text = [known.get(name, -1) if isinstance(name, str) else -1 for name in rows.names]
@@ -101,6 +120,7 @@ def _look_up(rows: OwnRows, known: dict[str, int], label_path: Path) -> np.ndarr
         numbers = (min(max(int(name), -1), 2**62) for name in rows.names)
         return np.fromiter(numbers, dtype=np.int64, count=len(rows.names))
     if -1 in by_text:
+        _check_separators(rows)
         first = by_text.index(-1)
         raise problem(
             rows.path,

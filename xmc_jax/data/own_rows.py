@@ -16,6 +16,16 @@ from xmc_jax.data.texts import LineTexts, clean
 
 _CSV_FIELD_CHARACTERS = 1 << 24
 _ADVICE = "Write one text and its labels a line: text<TAB>label|label; in CSV text,label|label."
+# Names that people give their columns; in a first row that is not "text" and "labels" they would
+# be taken for a text and its label.
+_TEXT_NAMES = frozenset(
+    "text texts title titles query queries question sentence document description content name "
+    "product keyword keywords".split()
+)
+_LABEL_NAMES = frozenset(
+    "label labels label_id label_ids labelid labelids category categories category_id class "
+    "classes tag tags target targets".split()
+)
 Label = str | int
 Row = tuple[int, str, Sequence[Label]]  # its line, its text, its labels
 
@@ -169,6 +179,14 @@ def _table_rows(path: Path, rows: Iterator[tuple[int, list[str]]], bad: BadRows)
                 text_column, width = names.index("text"), len(names)
                 label_column = names.index("labels" if "labels" in names else "label")
                 continue
+            if _TEXT_NAMES & set(names) and _LABEL_NAMES & set(names):
+                raise problem(
+                    path,
+                    line,
+                    f"columns named {', '.join(names)}",
+                    "the names text and labels, or no names",
+                    "Rename the columns; a row that is data and not names can stand further down.",
+                )
         if len(fields) != width:
             bad.add(problem(path, line, f"{len(fields)} columns", f"{width}", _ADVICE))
             continue
