@@ -90,6 +90,18 @@ def test_walks_are_those_of_a_plain_loop(seed, hub_points):
     np.testing.assert_array_equal(found.toarray(), plain_walks(labels, **settings))
 
 
+def test_walks_are_cut_to_the_most_visited(monkeypatch):
+    labels = random_labels(1, 300, 90, 0.05)
+    whole = label_graph.random_walks(labels, counts, seed=4)
+    monkeypatch.setattr(label_graph, "BLOCK_WALKS", 7)
+    found = label_graph.random_walks(labels, counts, seed=4, depth=3)
+    assert found.has_sorted_indices and np.diff(found.indptr).max() == 3
+    for kept, wanted in zip(
+        label_graph.strongest(found, 3), label_graph.strongest(whole, 3), strict=True
+    ):
+        np.testing.assert_array_equal(kept, wanted)
+
+
 def test_walks_do_not_depend_on_blocks_or_threads(monkeypatch):
     labels = random_labels(1, 300, 90, 0.05)
     whole = label_graph.random_walks(labels, counts, seed=4, num_threads=1)

@@ -107,7 +107,11 @@ def neighbour_graph(
       ``[L, L]`` float32.
     """
     visits = label_graph.random_walks(
-        labels, lambda visits, own, _: visits, seed=seed, num_threads=num_threads
+        labels,
+        lambda visits, own, _: visits,
+        depth=neighbours,
+        seed=seed,
+        num_threads=num_threads,
     )
     ids, weights = label_graph.strongest(visits, neighbours)
     number = np.arange(len(ids))

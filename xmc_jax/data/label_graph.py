@@ -64,6 +64,7 @@ def random_walks(
     steps: int = 400,
     restart: float = 0.8,
     hub_points: int = 500,
+    depth: int | None = None,
     seed: int = 0,
     num_threads: int | None = None,
 ) -> csr_matrix:
@@ -81,6 +82,7 @@ def random_walks(
       steps: of each walk.
       restart: probability to return.
       hub_points: 0 = no label is cut.
+      depth: so many weights of a row are kept, the heaviest (ties: the lower id); None = all.
       seed: of all walks.
       num_threads: None = all cores.
 
@@ -111,7 +113,8 @@ def random_walks(
         own = counts.indices == np.repeat(sources, found)
         counts.data[own] = np.maximum(counts.data[own] - 1, 1)  # without the start, but some
         of_row = np.repeat(counts.data[own], found).astype(np.float64)
-        return _weighed(counts, rule(counts.data.astype(np.float64), of_row, of_row))
+        weighed = _weighed(counts, rule(counts.data.astype(np.float64), of_row, of_row))
+        return weighed if depth is None else _cut(weighed, depth)
 
     return _in_blocks(block, cuts, labels.shape[1], num_threads)
 
@@ -135,6 +138,16 @@ def strongest(weights: csr_matrix, depth: int) -> tuple[np.ndarray, np.ndarray]:
     ids[row[kept], rank[kept]] = weights.indices[order][kept]
     values[row[kept], rank[kept]] = weights.data[order][kept]
     return ids, values
+
+
+def _cut(weights: csr_matrix, depth: int) -> csr_matrix:
+    """The `strongest` entries of each row, columns ascending."""
+    ids, values = strongest(weights, depth)
+    there = ids >= 0
+    indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
+    kept = csr_matrix((values[there], ids[there], indptr), weights.shape)
+    kept.sort_indices()
+    return kept
 
 
 def conditionals(labels: csr_matrix, chosen: np.ndarray) -> csr_matrix:
