@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -41,8 +43,9 @@ def data_of(rng: np.random.Generator, soft: bool) -> TrainingData:
     )
 
 
-def config_of() -> ConfigDict:
+def config_of(**changes: int) -> ConfigDict:
     config = frugal.get_config("eclare,wordnet-mini")
+    config.update(changes)
     config.batch_size, config.pool_size, config.eta, config.beta = 16, 20, 2, 2
     config.phases, config.epochs, config.refresh_epochs = (
         (
@@ -56,14 +59,14 @@ def config_of() -> ConfigDict:
 
 
 def source_of(
-    data: TrainingData, rng: np.random.Generator
+    data: TrainingData, rng: np.random.Generator, **changes: int
 ) -> tuple[FrugalSource, Refresh, GraphRows]:
     graph = GraphRows(
         rng.integers(0, 50, (LABELS, 4)).astype(np.int32),
         rng.random((LABELS, 4)).astype(np.float32),
     )
     source = FrugalSource(
-        config_of(), data, 255, num_clusters=CLUSTERS, label_text=True, graph=graph
+        config_of(**changes), data, 255, num_clusters=CLUSTERS, label_text=True, graph=graph
     )
     refresh = Refresh(
         order=np.arange(POINTS),
@@ -109,6 +112,20 @@ def test_batches_against_a_plain_loop(soft):
             assert (batch.free_weights is None) == (epoch < 2)
             assert len(batch.tokens.text_row) == 16 and len(batch.label_tokens.text_row) == 20
             assert stats["tokens"] > 0
+
+
+def test_extra_positives_of_long_texts_have_room():
+    """Texts that take a row each: as many rows as labels and extra places."""
+    rng = np.random.default_rng(2)
+    data = data_of(rng, False)
+    offsets = 20 * np.arange(LABELS + 1)
+    long = TokenStore(rng.integers(0, 50, offsets[-1]).astype(np.uint16), offsets)
+    data = dataclasses.replace(data, label_tokens=long)
+    changes = {"row_length": 32, "max_length": 32, "extra_positives": 3, "extra_pool_size": 24}
+    source, refresh, _ = source_of(data, rng, **changes)
+    source.use(refresh)
+    rows = [(labels >= 0).sum() for _, _, labels in source.ahead(0, 0)]
+    assert max(rows) > 20  # more than the pool without them
 
 
 def test_batches_are_a_pure_function_of_seed_epoch_step_and_refresh():

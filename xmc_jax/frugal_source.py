@@ -156,7 +156,8 @@ class FrugalSource(BatchSource):
     def _row_ladder(self) -> dict[str, tuple[int, ...]]:
         """Row counts to compile for, of queries and of labels; see `BatchSource`."""
         texts = self.batch_size * (2 if self._rival == "label_mixup" else 1)
-        sizes = {"queries": texts, "labels": self.pool_size}
+        labels = self.pool_size + self._config.extra_pool_size  # all have their texts here
+        sizes = {"queries": texts, "labels": labels}
         worst = {
             name: packing.worst_rows(size, max_length=self._longest, **self._packing_of(name))
             for name, size in sizes.items()

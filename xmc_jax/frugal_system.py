@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shutil
 import time
@@ -130,7 +131,7 @@ class FrugalSystem:
 
         Labels are clustered anew, the meta-classifier and all moments start anew, and free weights
         that were off start from the label texts. A function of the state, the configuration and
-        the epoch alone.
+        the epoch alone. The old moments are donated.
         """
         phase = phases.at(run.config, epoch)
         key = jax.random.fold_in(jax.random.key(run.config.seed), epoch)
@@ -145,7 +146,7 @@ class FrugalSystem:
             params=params,
             opt_state=optimizer.init(trained(params)),
             table=table,
-            table_state=None if table is None else row_adam.init(table),
+            table_state=None if table is None else _zeroed(state.table_state),
         )
 
     def _first_rows(self, run: Run, params: Any) -> jax.Array:
@@ -205,6 +206,12 @@ class FrugalSystem:
         """
         source = self.source(config, run.model, run.data)
         return dataclasses.replace(run, config=config, source=source)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _zeroed(moments: row_adam.RowAdamState) -> row_adam.RowAdamState:
+    """Moments of zero in the place of old ones, for a second pair may be gigabytes."""
+    return jax.tree.map(jnp.zeros_like, moments)
 
 
 def num_clusters(num_labels: int, size: int) -> int:
