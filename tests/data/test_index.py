@@ -75,6 +75,15 @@ def test_exact_in_small_blocks(monkeypatch):
         assert_same(exact_search_jax(queries, labels, k, block), wanted)
 
 
+def test_few_numbers_of_queries_are_compiled_for():
+    labels = np.eye(37, dtype=np.float32)
+    before = blocks._search_block._cache_size()
+    for number in range(1, 38):
+        ids = exact_search_jax(labels[:number], labels, 2)[1]
+        assert ids[:, 0].tolist() == list(range(number))
+    assert blocks._search_block._cache_size() - before == 7  # 1, 2, 4, ... 64
+
+
 @pytest.mark.parametrize("search", SEARCHES)
 def test_exact_equals_faiss(search):
     rng = np.random.default_rng(1)

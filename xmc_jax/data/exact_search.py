@@ -178,7 +178,7 @@ def exact_search_jax(
     """
     labels = jnp.asarray(labels, jnp.float32)
     bonus = jnp.zeros(len(labels)) if bonus is None else jnp.asarray(bonus, jnp.float32)
-    size = min(_QUERIES, max(1, len(queries)))
+    size = min(_QUERIES, 1 << max(0, len(queries) - 1).bit_length())  # few sizes, few compilations
     found = [
         _search_block(
             _padded(queries[start : start + size], size), labels, bonus, k, min(block, len(labels))
