@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 from scipy.sparse import csr_matrix
 
-from xmc_jax import catalog
-from xmc_jax.data import formats, summary
+from xmc_jax import catalog, training_data
+from xmc_jax.data import canonical, formats, summary
 from xmc_jax.data.dataset import Split, make_dataset
 
 ROOT = Path(__file__).parent.parent
@@ -76,6 +77,16 @@ def test_describe(small):
         "note: a note",
     ):
         assert part in report
+
+
+def test_a_canonical_form_keeps_the_propensities_of_its_name(small, tmp_path, monkeypatch):
+    named = make_dataset("LF-AmazonTitles-131K", small.train, small.test, small.label_texts)
+    canonical.save(named, tmp_path / "prepared", recipe="title")
+    config = tiny.config(tmp_path / "prepared")
+    entry = training_data.read_dataset(config)[1]
+    assert (entry.a, entry.b) == (0.6, 2.6)
+    monkeypatch.setattr(summary, "baseline_table", lambda _, entry: [f"{entry.a} {entry.b}"])
+    assert list(summary.prepare(str(tmp_path / "prepared")))[-1] == "0.6 2.6"
 
 
 def test_missing_filter_pairs_are_pointed_out(small):

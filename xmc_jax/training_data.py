@@ -88,6 +88,7 @@ def read_dataset(config: ConfigDict) -> tuple[Dataset, catalog.Entry, Path]:
     text = entry.text if entry else "title"
     folder = formats.ensure_canonical(source, text=text, cache_root=cache_folder() / "datasets")
     dataset = formats.load(folder, text=text)
+    entry = entry or catalog.find(dataset.name)  # a canonical form keeps the name
     if entry is None:
         num_rows, num_labels = dataset.train.labels.shape
         entry = catalog.default_entry(

@@ -44,6 +44,7 @@ def prepare(source: str, output: str | None = None, *, text: str | None = None) 
     else:
         canonical.check_free(Path(output))
         dataset = formats.write_canonical(folder, Path(output), text=text)
+    entry = entry or catalog.find(dataset.name)  # a canonical form keeps the name
     yield f"{dataset.name}: layout {layout.kind!r} in {layout.root}, texts {text!r}"
     yield from describe(dataset)
     if output:
