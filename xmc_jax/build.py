@@ -40,8 +40,10 @@ LABEL_LOSSES: dict[str, Callable[..., jax.Array]] = {
 def side(config: ConfigDict, name: str) -> Side:
     """The loss of one head, from ``config.de`` or ``config.clf``.
 
+    The triplet loss has no temperature: its margin is one of cosines.
+
     Raises:
-      ValueError: the loss is not a known name, alone or followed by ``+bce``.
+      ValueError: the loss is not a known name, alone or (of the classifier) followed by ``+bce``.
     """
     parts = config.loss.split("+")
     multi_class = [part for part in parts if part != "bce"]
@@ -50,13 +52,19 @@ def side(config: ConfigDict, name: str) -> Side:
             f"config.{name}.loss = {config.loss!r}: expected one of {list(LABEL_LOSSES)}, 'bce', "
             "or one of them followed by '+bce', as in 'decoupled_softmax+bce'."
         )
+    if "bce" in parts and "bce_weight" not in config:
+        raise ValueError(
+            f"config.{name}.loss = {config.loss!r}: bce is the classifier's (config.clf.loss); "
+            f"expected one of {list(LABEL_LOSSES)}."
+        )
     label_loss = LABEL_LOSSES[multi_class[0]] if multi_class else None
+    temperature = config.temperature
     if multi_class == ["triplet"]:
-        label_loss = functools.partial(label_loss, margin=config.margin)
+        label_loss, temperature = functools.partial(label_loss, margin=config.margin), 1.0
     elif multi_class:
         label_loss = functools.partial(label_loss, normalize=config.normalize)
     bce_weight = config.bce_weight if "bce" in parts else 0.0
-    return Side(label_loss, config.temperature, config.query_weight, bce_weight)
+    return Side(label_loss, temperature, config.query_weight, bce_weight)
 
 
 def objective(config: ConfigDict) -> Objective:
@@ -142,8 +150,7 @@ def _dual_parts(config: ConfigDict, folder: Path, data: TrainingData, vocab_size
         data, init_encoder = frozen.freeze(data, lower), lambda key: rest
     data = augmentation.augment(config, data)
     built = model(config, made)
-    params = built.init(jax.random.key(config.seed))
-    params["encoder"] = init_encoder(jax.random.key(config.seed))
+    params = built.init(jax.random.key(config.seed), init_encoder)
     return Parts(data, built, params, embedder(config, built), system(config))
 
 

@@ -42,6 +42,18 @@ def test_heads_are_the_papers():
     assert MODEL.de(params, vectors[None]).shape == (1, 7, 4)
 
 
+def test_parts_are_drawn_apart():
+    """Also where encoder and heads are of one size, and where an encoder starts its own way."""
+    model = UniDEC(BagEncoder(40, 6), head_dim=6)
+    own = lambda key: {"block": model.encoder.init(key)["block"]}
+    for params in (model.init(jax.random.key(0)), model.init(jax.random.key(0), own)):
+        kernels = [params["encoder"]["block"]["kernel"]]
+        kernels += [params[name]["kernel"] for name in ("de_head", "clf_head")]
+        for i in range(3):
+            assert not np.isclose(kernels[i], kernels[i - 1]).any()
+    assert set(params["encoder"]) == {"block"}
+
+
 def test_without_heads_the_vectors_themselves():
     model = UniDEC(MODEL.encoder, head_dim=None)
     params = model.init(jax.random.key(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +53,14 @@ class UniDEC:
         """Size of one head's output."""
         return self.encoder.dim if self.head_dim is None else self.head_dim
 
-    def init(self, key: jax.Array) -> Params:
-        """Draws parameters: the encoder's own way; heads Xavier uniform, biases 0."""
+    def init(
+        self, key: jax.Array, init_encoder: Callable[[jax.Array], Params] | None = None
+    ) -> Params:
+        """Draws parameters: the encoder's by ``init_encoder`` (default its own way); heads Xavier
+        uniform, biases 0.
+        """
         encoder_key, de_key, clf_key = jax.random.split(key, 3)
-        params = {"encoder": self.encoder.init(encoder_key)}
+        params = {"encoder": (init_encoder or self.encoder.init)(encoder_key)}
         if self.head_dim is not None:
             params["de_head"] = init_linear(de_key, self.encoder.dim, self.head_dim)
             params["clf_head"] = init_linear(clf_key, self.encoder.dim, self.head_dim)
