@@ -77,6 +77,7 @@ def test_unknown_options(options, said):
         ("encoder__compute_dtype", "float64", "expected one of float32, bfloat16"),
         ("encoder__pooling", "max", "expected one of mean, cls"),
         ("de__loss", "softmax", "expected one of ['decoupled_softmax'"),
+        ("de__loss", "supcon+bce", "bce is the classifier's"),
         ("clf__loss", "bce+bce+supcon", "config.clf.loss"),
         ("log_steps", 0, "expected at least 1"),
         ("refresh_epochs", 0, "expected at least 1"),
@@ -231,6 +232,26 @@ def test_divergence_keeps_the_last_good_checkpoint(own_data, tmp_path, monkeypat
     assert checkpoints.steps(tmp_path) == [per_epoch] and finite(tmp_path)
 
 
+def test_a_device_without_memory_is_told_what_would_need_less(own_data, tmp_path, monkeypatch):
+    def full(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+
+    monkeypatch.setattr(runs, "train", full)
+    with pytest.raises(TrainingError, match=r"allocating 9 bytes.*smaller config\.batch_size"):
+        runs.start(tiny.config(own_data), tmp_path / "run")
+
+
+def test_a_save_at_the_end_of_an_epoch_does_not_stand_for_its_evaluation(
+    own_data, trained, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(train_loop, "SAVE_SECONDS", -1.0)  # after each step
+    runs.start(tiny.config(own_data), tmp_path)
+    assert_same_end(tmp_path, trained)
+    kept = [checkpoints.info(tmp_path, step) for step in checkpoints.steps(tmp_path)]
+    assert kept[-1]["evaluated"] and kept[-1]["held_out"] is not None
+    assert kept[-1]["held_out"] == checkpoints.info(trained, kept[-1]["step"])["held_out"]
+
+
 def test_absurd_learning_rate_is_told_without_a_traceback(own_data, tmp_path):
     done = tiny.run(
         "train",
@@ -287,4 +308,5 @@ def test_folders_that_are_no_work_directories(tmp_path, own_data):
 def test_known_names_are_all_accepted(own_data):
     for field, names in plan.NAMES.items():
         for name in names:
-            plan.check(tiny.config(own_data, **{field.replace(".", "__"): name}))
+            given = {"encoder__name": "folder", "gandalf__enabled": True}
+            plan.check(tiny.config(own_data, **given, **{field.replace(".", "__"): name}))

@@ -28,7 +28,7 @@ from xmc_jax import (
 from xmc_jax.data import layouts, summary
 from xmc_jax.data import texts as text_files
 from xmc_jax.propensity import label_frequency
-from xmc_jax.train_loop import CompiledStep, Run, initial_state, train
+from xmc_jax.train_loop import CompiledStep, Run, TrainingError, initial_state, train
 
 
 def start(
@@ -51,7 +51,16 @@ def start(
     plan.check(config)
     build.system(config)  # names of losses
     with workdir.held(folder):
-        return _start(config, folder, overrides)
+        try:
+            return _start(config, folder, overrides)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise TrainingError(
+                f"{folder}: out of memory on {jax.devices()[0]} ({str(error).splitlines()[0]}). "
+                "Take a smaller config.batch_size and config.pool_size, a smaller config.head_dim, "
+                "or config.table.dtype=bfloat16, in a new --workdir."
+            ) from error
 
 
 def _start(config: ConfigDict, folder: Path, overrides: Collection[str] | None) -> dict[str, Any]:
@@ -70,6 +79,7 @@ def _start(config: ConfigDict, folder: Path, overrides: Collection[str] | None) 
     else:
         state, info = restored
         logging.info("continuing %s from step %d of %d", folder, int(state.step), run.total_steps)
+    restored = params = None  # beside the state they would be there twice
     if int(state.step) < run.total_steps or not info.get("evaluated"):
         state = train(run, state, step)
     del state
@@ -92,6 +102,7 @@ def _prepare(
         resolved, chosen = plan.resolve(config, dataset)
         for name, value in chosen.items():
             logging.info("chosen for this data and device: %s = %s", name, value)
+        plan.check(resolved)
     else:
         resolved = ConfigDict({**meta["resolved"], "data": config.data})
         written = workdir.read_json(folder / "meta.json")["resolved"]
@@ -100,6 +111,9 @@ def _prepare(
     texts = text_files.JoinedTexts(dataset.train.texts, dataset.label_texts)
     tokenizer = encoders.tokenizer(resolved, texts, folder / "tokenizer")
     data = training_data.load(resolved, dataset, entry, tokenizer)
+    if meta is None:
+        for line in training_data.lost(resolved, data, tokenizer):
+            logging.warning("%s", line)
     parts = build.parts(resolved, folder, data, tokenizer.get_vocab_size())
     run = Run(
         config=resolved,
@@ -146,8 +160,10 @@ def _begin(
         print(line)
     epochs = config.epochs
     if config.max_minutes > 0:
-        epochs = min(epochs, _epochs_in_budget(run, params, step))
-        print(f"epochs: {epochs} in {config.max_minutes:g} minutes")
+        fitting = _epochs_in_budget(run, params, step)
+        why = f", the most by config.epochs; {fitting} would fit" if fitting > epochs else ""
+        epochs = min(epochs, fitting)
+        print(f"epochs: {epochs} in {config.max_minutes:g} minutes{why}")
     if "phases" in config:
         config.phases = phases.scaled(config.phases, epochs)
     text_files.write_lines(run.folder / "labels", data.dataset.label_texts)

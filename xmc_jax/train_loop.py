@@ -158,7 +158,7 @@ def train(run: Run, state: TrainState, step: CompiledStep) -> TrainState:
     with Stopper() as stopper, bar:
         loop = _Loop(run, step, log, bar, stopper)
         if checkpoints.info(run.folder, done).get("evaluated"):
-            loop.saved_step = done  # killed after that save: do not evaluate and log it twice
+            loop.evaluated_step = done  # killed after that save: do not evaluate and log it twice
         for epoch in range(done // per_epoch, run.epochs):
             first = int(state.step) - epoch * per_epoch
             if first == 0:
@@ -182,7 +182,7 @@ class _Loop:
             collections.deque()
         )
         self.saved_at = time.monotonic()
-        self.saved_step = -1
+        self.evaluated_step = -1
 
     def between_epochs(self, state: TrainState, epoch: int) -> TrainState:
         """Evaluate and save where due, then refresh where due."""
@@ -234,7 +234,7 @@ class _Loop:
 
     def evaluate_and_save(self, state: TrainState, epoch: int) -> None:
         """Held-out metrics, a checkpoint with the score, and no more checkpoints than needed."""
-        if self.saved_step == int(state.step):
+        if self.evaluated_step == int(state.step):
             return
         self.settle(state, epoch - 1)
         started = time.perf_counter()
@@ -261,7 +261,9 @@ class _Loop:
         facts = {"epoch": epoch, "held_out": score, "evaluated": evaluated}
         checkpoints.save(self.run.folder, state, facts)
         checkpoints.prune(self.run.folder)
-        self.saved_at, self.saved_step = time.monotonic(), int(state.step)
+        self.saved_at = time.monotonic()
+        if evaluated:
+            self.evaluated_step = int(state.step)
 
     def epoch(self, state: TrainState, epoch: int, first: int) -> TrainState:
         """All steps of an epoch from ``first`` on."""
