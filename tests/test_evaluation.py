@@ -136,13 +136,21 @@ def test_dual_encoder_alone_and_no_held_out_rows(own_data, tmp_path):
     assert list(runs.start(config, tmp_path / "run")["heads"]) == ["de"]
     opened = open_runs.open_run(tmp_path / "run")
     assert opened.table is None
-    with pytest.raises(ValueError, match="this run has no classifier"):
+    with pytest.raises(ValueError, match=r"head concat: .* expected one of de"):
         open_runs.evaluate_run(opened, heads=("concat",))
     result, thresholds = open_runs.evaluate_and_save(opened, split="test", kind="exact")
     assert thresholds == [] and "no held-out rows" in report.threshold_table(thresholds, "de")
     assert result["rows"] == 61  # a fifth of the texts, some of which stand in two rows
     with pytest.raises(ValueError, match="split 'held_out': this run has no such rows"):
         open_runs.evaluate_run(opened, split="held_out")
+
+
+def test_labels_are_embedded_once(copy, monkeypatch):
+    opened = open_runs.open_run(copy)
+    usual, made = type(opened).ranker, []
+    counting = lambda *a, **o: made.append(usual(*a, **o)) or made[-1]
+    monkeypatch.setattr(type(opened), "ranker", counting)
+    assert open_runs.evaluate_and_save(opened)[1] and len(made) == 1
 
 
 def test_wrong_requests(trained, tmp_path):

@@ -202,6 +202,24 @@ def assert_same_end(folder: Path, reference: Path) -> None:
         assert (folder / path.name).read_bytes() == path.read_bytes()
 
 
+def test_labels_pass_frozen_layers_once_on_a_machine(own_data, folder, tmp_path, monkeypatch):
+    runs.start(config(own_data, folder, LAYERS, epochs=1), tmp_path / "run")
+    monkeypatch.setenv("XMC_CACHE", str(tmp_path / "elsewhere"))
+    passed, blocks = [], frozen.FrozenLayers._blocks
+
+    def counting(self, tokens, rows):
+        passed.append(len(rows))
+        return blocks(self, tokens, rows)
+
+    monkeypatch.setattr(frozen.FrozenLayers, "_blocks", counting)
+    found = [predictor.load(tmp_path / "run").predict(["red apple"]) for _ in range(2)]
+    assert found[0] == found[1] and passed == [64, 1, 1]
+    (tmp_path / "full").write_text("")  # where nothing can be kept
+    monkeypatch.setenv("XMC_CACHE", str(tmp_path / "full"))
+    assert predictor.load(tmp_path / "run").predict(["red apple"]) == found[0]
+    assert passed == [64, 1, 1, 64, 1]
+
+
 def test_label_texts_as_points_read_the_same_stores(own_data, folder, tmp_path):
     made = config(own_data, folder, LAYERS, epochs=1, gandalf__enabled=True)
     assert runs.start(made, tmp_path / "run")["heads"]
@@ -225,5 +243,5 @@ def test_what_cannot_be_frozen(own_data, folder, tmp_path):
         with pytest.raises(ValueError, match=said):
             runs.start(config(own_data, folder, **changes), tmp_path / "run")
         assert not (tmp_path / "run").exists()
-    with pytest.raises(plan.PlanError, match="a bag of tokens has no layers to freeze"):
+    with pytest.raises(plan.PlanError, match=r"encoder.freeze = 2: a bag of tokens has none of it"):
         plan.check(tiny.config(own_data, encoder__freeze=2))

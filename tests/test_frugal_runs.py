@@ -135,6 +135,13 @@ def test_ends_alike_when_killed(moment, whole, own_data, tmp_path, monkeypatch):
     assert first.read_bytes() == second.read_bytes()
 
 
+def test_other_heads_are_refused(whole):
+    opened = open_runs.open_run(whole)
+    with pytest.raises(ValueError, match="head de: this run has no such head; expected one of clf"):
+        open_runs.evaluate_run(opened, heads=("de",))
+    assert not list(whole.glob("eval-*-de.json"))
+
+
 def test_what_a_new_phase_keeps(whole, switched):
     """Appendix A.4: new clusters on z1, a new meta-classifier, free weights that start at z1."""
     ((epoch, before, after, z1),) = switched

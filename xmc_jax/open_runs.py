@@ -190,6 +190,7 @@ def evaluate_run(
     ks: tuple[int, ...] = (1, 3, 5),
     data: str = "",
     keep: dict[str, Any] | None = None,
+    ranker: Ranker | None = None,
 ) -> dict[str, Any]:
     """Evaluate an opened run on a split and write ``eval-<split>-<step>.json``.
 
@@ -203,19 +204,19 @@ def evaluate_run(
       ks: cut-offs.
       data: where the data set is now, if it was moved.
       keep: if given, gets ``{head: (ids, scores)}``.
+      ranker: the run's, if it is there already.
 
     Raises:
-      ValueError: the data set has no such split.
+      ValueError: the data set has no such split, or the run no such head.
     """
-    loaded = opened.load_data(data)
-    rows = {"test": loaded.test, "held_out": loaded.held_out}.get(split)
-    if rows is None:
-        raise ValueError(
-            f"split {split!r}: this run has no such rows; expected 'test' or 'held_out', and the "
-            "data set must have test rows, or config.held_out_share be above 0."
-        )
+    loaded, rows = _read_split(opened, split, data)
     entry = loaded.entry
-    ranker = opened.ranker(kind=kind)
+    ranker = ranker or opened.ranker(kind=kind)
+    if unknown := set(heads or ()) - set(ranker.heads):
+        raise ValueError(
+            f"head {', '.join(sorted(unknown))}: this run has no such head; expected one of "
+            f"{', '.join(ranker.heads)}."
+        )
     if kind == "exact":
         logging.info("%s", ranker.memory(len(rows.rows)))
     result = evaluation.evaluate(
@@ -264,22 +265,37 @@ def evaluate_and_save(
     if save_predictions and not Path(save_predictions).absolute().parent.is_dir():
         raise ValueError(f"--save_predictions={save_predictions}: there is no such folder.")
     keep: dict[str, Any] = {}
-    result = evaluate_run(opened, keep=keep, **options)
+    loaded, _ = _read_split(opened, options.get("split", "test"), options.get("data", ""))
+    ranker = opened.ranker(kind=options.get("kind", "exact"))  # labels are embedded once
+    result = evaluate_run(opened, keep=keep, ranker=ranker, **options)
     if save_predictions:
         arrays = {}
         for head, (ids, scores) in keep.items():
             arrays[f"{head}_ids"], arrays[f"{head}_scores"] = ids, scores
         with workdir.replacing(save_predictions, binary=True) as file:
             np.savez(file, **arrays)
-    held_out = opened.load_data(options.get("data", "")).held_out
+    held_out = loaded.held_out
     if held_out is None:
         return result, []
     head = next(iter(result["heads"]))
-    ranker = opened.ranker(kind=options["kind"], seed=0)
     ids, scores = evaluation.predict_split(ranker, held_out, head, k=100)
     return result, metrics.precision_recall_thresholds(
         scores, ids, held_out.truth, filter_pairs=held_out.filter_pairs
     )
+
+
+def _read_split(
+    opened: OpenRun, split: str, data: str
+) -> tuple[training_data.TrainingData, training_data.EvaluationSplit]:
+    """The run's data and the rows of one of its splits."""
+    loaded = opened.load_data(data)
+    rows = {"test": loaded.test, "held_out": loaded.held_out}.get(split)
+    if rows is None:
+        raise ValueError(
+            f"split {split!r}: this run has no such rows; expected 'test' or 'held_out', and the "
+            "data set must have test rows, or config.held_out_share be above 0."
+        )
+    return loaded, rows
 
 
 def check_digest(folder: Path, meta: dict[str, Any], digest: str, source: Path) -> None:

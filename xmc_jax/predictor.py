@@ -74,7 +74,10 @@ class Predictor:
         self.num_known = len(known)
         self.label_texts: Sequence[str] = [*known, *added] if added else known
         self._ranker = opened.ranker(
-            self._tokens(self.label_texts), table=not added, kind=kind, keep_indexes=True
+            self._tokens(self.label_texts, keep=True),
+            table=not added,
+            kind=kind,
+            keep_indexes=True,
         )
         if added:
             logging.warning(
@@ -162,7 +165,8 @@ class Predictor:
             raise ValueError(f"head {head!r}: expected one of {self.heads}; {reason}.")
         return head
 
-    def _tokens(self, texts: Sequence[str]) -> corpus.TokenStore:
+    def _tokens(self, texts: Sequence[str], *, keep: bool = False) -> corpus.TokenStore:
+        """Of texts; ``keep`` what frozen layers put out for them, for the next time."""
         if isinstance(texts, str):  # its letters would be taken for texts
             raise ValueError(f"found one string, {texts[:40]!r}; expected a list of texts: [text].")
         config = self._run.config
@@ -172,7 +176,15 @@ class Predictor:
             max_length=config.max_length,
             special_tokens=config.encoder.name not in WORD_VECTORS,
         )
-        return self._run.frozen(tokens, keep=False) if self._run.frozen else tokens
+        if self._run.frozen is None:
+            return tokens
+        try:
+            return self._run.frozen(tokens, keep=keep)
+        except OSError as error:
+            if not keep:
+                raise
+            logging.warning("%s What the frozen layers put out for labels is not kept.", error)
+            return self._run.frozen(tokens, keep=False)
 
     def _most_repeated(self) -> int:
         if not hasattr(self, "_repeated"):
