@@ -93,7 +93,7 @@ def _common(name: str, dataset: str) -> ConfigDict:
     config.seed = 0
     config.max_length = 32  # tokens of a text
     config.row_length = 32  # tokens in a packed row; texts longer than that: max_length [ours]
-    config.max_minutes = 0.0  # > 0: as many epochs as fit; the cosine ends there
+    config.max_minutes = 0.0  # > 0: as many of the epochs as fit; the cosine ends there
     config.epochs = config_dict.placeholder(int)
     # (epochs, free weights, clusters by pifa or text): proportions, scaled to the run's epochs.
     config.phases = ((1, True, "pifa"),)

@@ -4,7 +4,7 @@ python -m xmc_jax.train --config=configs/unidec.py:wordnet-mini
 python -m xmc_jax.train --config=configs/unidec.py:amazontitles1.3m --data=FOLDER
 python -m xmc_jax.train --config=configs/unidec.py:OWN_FOLDER_OR_FILE --config.max_minutes=30
 
-Options after the data set: loss=decoupled_softmax|supcon|decoupled_softmax+bce|supcon+bce|bce (the
+Options after the data set: loss=decoupled_softmax|supcon|triplet, alone or with +bce, or bce (the
 classifier's; the dual encoder takes the part before the plus), encoder=bag|HUB_NAME_OR_FOLDER,
 embeddings=FOLDER_OR_FILE (token table of the bag encoder), paper=thesis|preprint, debug.
 
@@ -57,6 +57,11 @@ def get_config(arg: str | None = None) -> ConfigDict:
         _papers(config, entry)
     else:
         _small(config, entry)
+    if arg.embeddings and arg.encoder not in ("", "bag"):
+        raise ValueError(
+            f"configs/unidec.py: encoder={arg.encoder!r} and embeddings={arg.embeddings!r}: token "
+            "vectors are for the bag encoder. Give one of the two."
+        )
     if arg.paper == "preprint":
         config.de.loss = config.clf.loss = "supcon"  # SupCon on both heads [preprint]
     if arg.loss:
@@ -86,7 +91,7 @@ def _common(dataset: str) -> ConfigDict:
     config.data = ""  # folder of the data set, or a root that holds it; --data sets it
     config.seed = 0
     config.max_length = 32  # tokens of a text
-    config.max_minutes = 0.0  # > 0: as many epochs as fit; the cosine ends there
+    config.max_minutes = 0.0  # > 0: as many of the epochs as fit; the cosine ends there
     config.epochs = 150  # [preprint]
 
     config.encoder = ConfigDict()
@@ -249,27 +254,29 @@ def _bag(config: ConfigDict) -> None:
 def _pretrained(config: ConfigDict) -> None:
     """Our own data sets with a pretrained transformer instead of the bag [all ours].
 
-    All layers of a small one but the last are frozen, and there are no projections: training starts
-    from the zero-shot model.
+    As with people's own data, the device says how many layers are trained: on a CPU the last one.
     """
-    config.encoder.freeze = 5  # of six in MiniLM-L6 and DistilBERT
-    config.head_dim = 0
-    config.table.scale = 1.0
-    config.batch_size, config.pool_size = 128, 512
+    _left_open(config)
     config.epochs, config.eval_epochs = 8, 4
-    config.lr.encoder, config.lr.heads, config.lr.weight_decay = 3e-4, 1e-3, 0.01
 
 
 def _own_data(config: ConfigDict) -> None:
     """People's own data: sizes follow from N, L, text lengths and the device."""
     _bag(config)
+    _left_open(config)
     config.encoder.name = ""
-    config.encoder.freeze = config_dict.placeholder(int)
-    config.table.scale = config_dict.placeholder(float)
-    config.head_dim = config_dict.placeholder(int)
     config.epochs = config_dict.placeholder(int)
     config.max_length = config_dict.placeholder(int)
     config.max_minutes = 30.0
-    # One each: a shared one would be set by any of them.
-    for name in ("encoder", "heads", "table", "weight_decay"):
-        config.lr[name] = config_dict.placeholder(float)
+
+
+def _left_open(config: ConfigDict) -> None:
+    """What `plan.resolve` derives from the encoder, the device and the data's size."""
+    for section, kind, *names in (
+        (config, int, "batch_size", "pool_size", "head_dim"),
+        (config.encoder, int, "freeze"),
+        (config.table, float, "scale"),
+        (config.lr, float, "encoder", "heads", "table", "weight_decay"),
+    ):
+        for name in names:  # a placeholder each: a shared one would be set by any of them
+            section[name] = config_dict.placeholder(kind)

@@ -66,6 +66,54 @@ def test_length_follows_the_texts(words, length):
     assert config.max_length == length and config.row_length >= length
 
 
+def test_length_counts_what_tokenizers_cut(tmp_path):
+    data = shaped(1_000, 100)
+    data.train.texts = ["红色的水果" * 30] * 100
+    assert plan.resolve(own_config(), data)[0].max_length == 256
+    data.train.texts = ["AB-12/3.5-X CD-3.4/5"] * 100  # two words for people
+    assert plan.resolve(own_config(), data)[0].max_length == 32
+    data.train.texts = ["AB-12/3.5-X CD-3.4/5 EF-5/6.7"] * 100
+    assert plan.resolve(own_config(), data)[0].max_length == 64
+
+
+@pytest.mark.parametrize(
+    "given", [{"encoder__embeddings": "vectors.vec"}, {"encoder__vocabulary": "words"}]
+)
+def test_token_vectors_are_a_bags_on_a_gpu_too(given, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert plan.resolve(own_config(**given), shaped(1_000, 100))[0].encoder.name == "bag"
+
+
+def test_label_texts_that_are_points_are_searched_for_too():
+    given = {"batching": "clusters", "head_dim": 256}
+    kinds = [
+        plan.resolve(own_config(gandalf__enabled=on, **given), shaped(50_000, 1_000_000))[0].index
+        for on in (False, True)
+    ]
+    assert kinds == ["exact", "ivf"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gandalf__variant": "glas"}, "config.gandalf.variant = 'glas' with"),
+        ({"gandalf__share": 0.5}, "config.gandalf.share = 0.5 with config.gandalf.enabled = False"),
+        ({"extra_positives": 6}, "config.extra_positives = 6, config.extra_pool_size = 0"),
+        ({"extra_pool_size": 6}, "expected both above 0 and a classifier"),
+        ({"extra_positives": 1, "extra_pool_size": 9, "classifier": False}, "and a classifier"),
+        (
+            {"encoder__compute_dtype": "bfloat16"},
+            "compute_dtype = 'bfloat16': a bag",
+        ),
+        ({"encoder__remat": True}, "config.encoder.remat = True: a bag of tokens has none of it"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(changes, said):
+    config = own_config(encoder__name="bag", encoder__freeze=0, **changes)
+    with pytest.raises(plan.PlanError, match=re.escape(said)):
+        plan.check(config)
+
+
 @pytest.fixture
 def model(tmp_path):
     """A pretrained folder of which nothing but the sizes is there."""
@@ -177,6 +225,23 @@ def test_refusal_names_settings_that_really_fit(big, tmp_path, monkeypatch):
             config.update_from_flattened_dict({name: value if "dtype" in name else int(value)})
         with pytest.raises(Stop):
             runs.start(config, tmp_path / f"smaller{number}")
+
+
+def test_label_vectors_on_a_device_count(big, tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "train", lambda *_: (_ for _ in ()).throw(Stop))
+    measured, sizes = [], memory.sizes
+
+    def on_a_gpu(*args):
+        with monkeypatch.context() as patch:
+            patch.setattr(memory.jax, "default_backend", lambda: "gpu")
+            measured.append(sizes(*args))
+        return measured[-1]
+
+    monkeypatch.setattr(memory, "sizes", on_a_gpu)
+    with pytest.raises(Stop):
+        runs.start(big, tmp_path / "run")
+    searched = 2 * 4 * 64 * 256 + (1 << 27)  # both heads, and a block of scores
+    assert measured[0]["activations"] + measured[0]["vectors"] == searched
 
 
 def test_refusal_where_nothing_helps(big, tmp_path, monkeypatch):

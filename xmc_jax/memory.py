@@ -16,6 +16,7 @@ from xmc_jax.train_loop import CompiledStep, Run, initial_state
 from xmc_jax.train_state import num_bytes
 from xmc_jax.training_data import WORD_VECTORS
 
+_SCORES = 1 << 27  # bytes of a block of scores in `xmc_jax.data.exact_search` on a device
 SHARE = 0.9  # of what there is may be used
 
 
@@ -58,8 +59,9 @@ def sizes(run: Run, step: CompiledStep, limit: float = float("inf")) -> dict[str
 
     Returns:
       ``parameters`` (with gradients' moments), ``table``, ``moments`` (the table's), ``vectors``
-      (of all labels and queries at a refresh or an evaluation; left out where a device of its own
-      trains, for they are in the host's memory), ``activations``.
+      (of all labels and queries at a refresh or an evaluation; where a device of its own trains,
+      the part by which those of the labels, which are searched there, exceed what a step needs),
+      ``activations``.
     """
     shapes = jax.eval_shape(
         lambda params: initial_state(run, params, step.optimizer, table=False),
@@ -77,6 +79,8 @@ def sizes(run: Run, step: CompiledStep, limit: float = float("inf")) -> dict[str
     batch = next(run.source.ahead(0, 0))[0]
     analysis = step.compile(shapes, batch).memory_analysis()
     found["activations"] = int(getattr(analysis, "temp_size_in_bytes", 0))
+    if jax.default_backend() != "cpu":
+        found["vectors"] = max(0, _searched_bytes(run) - found["activations"])
     return found
 
 
@@ -88,6 +92,16 @@ def _vector_bytes(run: Run) -> int:
     splits = [len(split.rows) for split in (data.held_out, data.test) if split is not None]
     copies = 4 if config.classifier else 1  # DE, CLF and both side by side
     return max(refresh, (data.num_labels + max(splits, default=0)) * copies * row)
+
+
+def _searched_bytes(run: Run) -> int:
+    """Label vectors on a device for exact search (of both heads side by side), and its scores."""
+    config, data = run.config, run.data
+    if "family" in config:  # frugal classifiers rank on the host
+        return 0
+    evaluated = data.held_out is not None or data.test is not None
+    copies = 2 if evaluated and config.classifier else 1
+    return copies * 4 * data.num_labels * run.model.dim + _SCORES
 
 
 def smaller_settings(config: ConfigDict) -> Iterator[dict[str, Any]]:

@@ -14,10 +14,12 @@ from xmc_jax import augmentation, phases, rivals
 from xmc_jax.data import batches, gandalf, pools, word_vectors
 from xmc_jax.data import index as indexes
 from xmc_jax.data.dataset import Dataset
+from xmc_jax.data.tokenizer import split_words
 from xmc_jax.models import pretrained
 from xmc_jax.training_data import WORD_VECTORS
 
 SAMPLE_TEXTS = 10_000
+SAMPLE_CHARACTERS = 4096  # of a text: far more than the longest row holds
 FEW_ROWS = 10_000  # up to here the bag encoder's rates are those of a small data set
 NAMES = {
     "batching": batches.BATCHINGS,
@@ -75,6 +77,12 @@ BOUNDS = {  # at least, at most
 }
 
 
+OF_TRANSFORMERS = {  # options of the encoder that a bag does not have, and what is none of it
+    "freeze": 0,
+    "pooling": "mean",
+    "remat": False,
+    "compute_dtype": "float32",
+}
 _SHARED_NAMES = (
     "fill",
     "table.dtype",
@@ -129,14 +137,18 @@ def check(config: ConfigDict) -> None:
         expected = f"at least {low}" if high is None else f"{low} to {high}"
         raise PlanError(f"config.{field} = {value!r}: expected {expected}.")
     _check_words(config)
+    _check_parts(config)
     if "family" in config:
         _check_frugal(config)
         return
-    if config.encoder.freeze and config.encoder.name == "bag":
-        raise PlanError(
-            f"config.encoder.freeze = {config.encoder.freeze}: a bag of tokens has no layers to "
-            "freeze. Set it to 0, or take a pretrained encoder: --config.encoder.name=FOLDER."
-        )
+    if config.encoder.name == "bag":
+        for name, usual in OF_TRANSFORMERS.items():
+            if config.encoder[name] not in (usual, None):
+                raise PlanError(
+                    f"config.encoder.{name} = {config.encoder[name]!r}: a bag of tokens has none "
+                    f"of it. Set it to {usual!r}, or take a pretrained encoder: "
+                    "--config.encoder.name=FOLDER."
+                )
     if config.batching == "joined":
         batches.cluster_size(0, config.cluster_schedule)  # raises for a wrong schedule
 
@@ -150,6 +162,25 @@ def _check_words(config: ConfigDict) -> None:
             f"config.encoder.vocabulary = 'words', config.encoder.embeddings = "
             f"{options.embeddings!r}: a model's embeddings are those of its own word pieces. Set "
             "vocabulary to wordpiece, or embeddings to a file of word vectors (.txt or .vec)."
+        )
+
+
+def _check_parts(config: ConfigDict) -> None:
+    """Settings of what is switched off would be ignored."""
+    options = config.gandalf
+    for name, usual in (("variant", "graph"), ("points", "all"), ("share", 1.0)):
+        if options[name] != usual and not options.enabled:
+            raise PlanError(
+                f"config.gandalf.{name} = {options[name]!r} with config.gandalf.enabled = False: "
+                "nothing of it would be done. Add --config.gandalf.enabled=True."
+            )
+    extra, room = config.extra_positives, config.extra_pool_size
+    alone = "family" not in config and not config.classifier
+    if bool(extra) != bool(room) or (extra and alone):
+        raise PlanError(
+            f"config.extra_positives = {extra}, config.extra_pool_size = {room}, config.classifier "
+            f"= {config.classifier}: expected both above 0 and a classifier, whose positives they "
+            "are (6 a query in room for 6 times the batch, say), or both 0."
         )
 
 
@@ -211,6 +242,8 @@ def resolve(config: ConfigDict, dataset: Dataset) -> tuple[ConfigDict, dict[str,
             chosen[title] = value
 
     use_bag = jax.default_backend() == "cpu" and not config.encoder.get("freeze")
+    if config.encoder.embeddings or config.encoder.vocabulary != "wordpiece":  # a bag's
+        use_bag = True
     fill(config.encoder, "name", "bag" if use_bag else "distilbert-base-uncased", "encoder.name")
     if "freeze" in config.encoder:
         if config.encoder.freeze is None:
@@ -236,8 +269,9 @@ def resolve(config: ConfigDict, dataset: Dataset) -> tuple[ConfigDict, dict[str,
     fill(config.lr, "weight_decay", 0.01 if frozen else 0.0, "lr.weight_decay")
     if config.get("index") == "auto" and (config.batching != "random" or config.hard_negatives):
         accelerator = jax.default_backend() != "cpu"
+        texts = num_labels if config.gandalf.enabled else 0  # are queries too
         kind, seconds = indexes.choose(
-            rows, num_labels, config.head_dim or 768, accelerator=accelerator
+            rows + texts, num_labels, config.head_dim or 768, accelerator=accelerator
         )
         config.index = kind
         chosen["index"] = f"{kind}, about {seconds:.0f} s a search"
@@ -263,10 +297,11 @@ def _rates(encoder: str, rows: int, frozen: bool) -> tuple[float, float, float]:
 
     The bag encoder's were found on 1,850 rows and on 21,000 and 75,000: with more rows a table at
     1e-2 overfits, an encoder at 2e-3 underfits. Those of a pretrained encoder's last layer were
-    found on 1,850 rows; of all layers they are the papers'.
+    found on 1,850 rows, the table's above frozen layers on 75,000 too; of all layers they are the
+    papers'.
     """
     if frozen:
-        return 3e-4, 1e-3, 1e-2
+        return 3e-4, 1e-3, 1e-2 if rows < FEW_ROWS else 3e-3
     if encoder != "bag":
         return 1e-4, 2e-4, 1e-3
     return (2e-3, 2e-3, 1e-2) if rows < FEW_ROWS else (1e-2, 3e-3, 5e-3)
@@ -278,7 +313,10 @@ def _batch_size(rows: int, most: int) -> int:
 
 
 def _max_length(dataset: Dataset) -> int:
-    """Tokens that hold 98 % of a sample of the texts, at 1.4 tokens a word, two special ones."""
+    """Tokens that hold 98 % of a sample of the texts, at 1.4 a word, and two special ones.
+
+    Words are what the tokenizers split first: punctuation marks and Chinese characters are words.
+    """
     longest = 0.0
     for texts in (dataset.train.texts, dataset.label_texts):
         longest = max(longest, float(np.quantile(_word_counts(texts), 0.98)))
@@ -287,7 +325,8 @@ def _max_length(dataset: Dataset) -> int:
 
 def _word_counts(texts: Sequence[str]) -> np.ndarray:
     step = max(1, len(texts) // SAMPLE_TEXTS)
-    return np.array([len(texts[i].split()) for i in range(0, len(texts), step)])
+    some = (texts[i] for i in range(0, len(texts), step))
+    return np.array([len(split_words(text[:SAMPLE_CHARACTERS])) for text in some])
 
 
 def epochs_in(

@@ -134,6 +134,31 @@ def load(
     )
 
 
+def lost(config: ConfigDict, data: TrainingData, tokenizer: Any) -> list[str]:
+    """Lines that say how much of the texts the tokens leave out; none where it is next to nothing.
+
+    Args:
+      config: a resolved configuration.
+      data: as `load` gives it.
+      tokenizer: of the run.
+    """
+    lines = []
+    unknown = tokenizer.token_to_id("[UNK]")
+    for name, store in (("training", data.train_tokens), ("label", data.label_tokens)):
+        full = float((store.lengths() >= config.max_length).mean())
+        if full > 0.02:
+            lines.append(
+                f"{full:.0%} of the {name} texts fill max_length = {config.max_length} tokens: the "
+                "rest of them is cut off"
+            )
+        if unknown is not None:
+            counts = token_counts((store,), tokenizer.get_vocab_size())
+            share = counts[unknown] / max(1, counts.sum())
+            if share > 0.02:
+                lines.append(f"{share:.0%} of the {name} texts' tokens are unknown ([UNK])")
+    return lines
+
+
 def token_store(config: ConfigDict, tokenizer: Any, texts: Sequence[str]) -> TokenStore:
     """Token ids of texts, from the cache or made once."""
     return corpus.tokenize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import json
 import os
@@ -14,7 +15,6 @@ import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_MAX_ALPHABET = 1000
 _TEXTS_PER_BLOCK = 8192
 
 
@@ -108,7 +108,7 @@ def train_wordpiece(
     if isinstance(texts, Iterator):
         raise ValueError("texts is an iterator that can be read once: give a list or LineTexts")
     trained = _bare_wordpiece({"[UNK]": 0})
-    alphabet, inner = _alphabet(texts, trained, min(_MAX_ALPHABET, vocab_size // 4))
+    alphabet, inner = _alphabet(texts, trained, vocab_size // 4)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
@@ -153,12 +153,10 @@ def train_words(
     Raises:
       ValueError: broken text, or no text.
     """
-    split = _bare_wordpiece({"[UNK]": 0})
     counts: collections.Counter[str] = collections.Counter()
     for block in _blocks(texts):
         for text in block:
-            normal = split.normalizer.normalize_str(text)
-            counts.update(word for word, _ in split.pre_tokenizer.pre_tokenize_str(normal))
+            counts.update(split_words(text))
     if not counts:
         raise ValueError("no text holds a word: there is nothing to make a vocabulary of")
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
@@ -166,6 +164,7 @@ def train_words(
     tokenizer = Tokenizer(
         models.WordLevel({word: number for number, word in enumerate(vocab)}, unk_token="[UNK]")
     )
+    split = _splitter()
     tokenizer.normalizer, tokenizer.pre_tokenizer = split.normalizer, split.pre_tokenizer
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     save_tokenizer(tokenizer, folder)
@@ -234,6 +233,22 @@ def _auto_tokenizer(name: str) -> Tokenizer:
             )
         cause = (str(error) or repr(error)).splitlines()[0]
         raise ValueError(f"{message}. Cause: {cause}") from error
+
+
+def split_words(text: str) -> list[str]:
+    """What BERT's and our tokenizers cut a text into before word pieces, in lower case.
+
+    >>> split_words("AB-1 naïve 中文")
+    ['ab', '-', '1', 'naive', '中', '文']
+    """
+    split = _splitter()
+    normal = split.normalizer.normalize_str(text)
+    return [word for word, _ in split.pre_tokenizer.pre_tokenize_str(normal)]
+
+
+@functools.cache
+def _splitter() -> Tokenizer:
+    return _bare_wordpiece({"[UNK]": 0})
 
 
 def _bare_wordpiece(vocab: dict[str, int]) -> Tokenizer:
