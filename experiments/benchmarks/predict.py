@@ -34,7 +34,7 @@ def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One result for each encoder and number of labels; the kinds of index take turns."""
     for shape in options.shapes or (["bag"] if options.quick else ["bag", "minilm"]):
         for labels in (3000,) if options.quick else (73_868, 1_305_265):
-            names = {kind: f"predict {shape} {kind} {labels}" for kind in ("exact", "hnsw")}
+            names = {kind: f"predict {shape} {labels} {kind}" for kind in ("exact", "hnsw")}
             kinds = [kind for kind, name in names.items() if options.wanted(name)]
             if kinds:
                 yield measure(options, shape, kinds, labels)
