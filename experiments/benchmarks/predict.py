@@ -1,7 +1,8 @@
 """From texts to their top 100 labels: texts a second and latency, exact search and HNSW.
 
-The parts of ``xmc_jax.predictor`` in its order (tokenise, embed with both heads, search), with
-random label vectors in place of a trained run's. ``bag`` is the encoder of a run on a CPU.
+The parts of ``xmc_jax.predictor`` in its order (tokenise, embed with both heads, search), with an
+encoder that is not trained. Texts have a topic's words, labels three to five of them, queries nine:
+vectors have neighbours, as a trained run's have. ``bag`` is the encoder of a run on a CPU.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from xmc_jax.models.bag import BagEncoder
 from xmc_jax.models.transformer import TransformerEncoder
 from xmc_jax.models.unidec import UniDEC
 
-TOP, VOCABULARY, WORDS = 100, 2000, 9
+TOP, VOCABULARY, TOPICS, TOPIC_WORDS = 100, 2000, 6000, 16
 
 
 def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -56,10 +57,12 @@ def measure(
 
 
 def predictor(shape: str, kind: str, labels: int, sizes: tuple[int, ...], dtype: str) -> Subject:
-    """A turn predicts for each number of texts, of nine words."""
+    """A turn predicts for each number of texts."""
     rng = np.random.default_rng(0)
     words = [f"{a}{b}{c}" for a in "bdfgklmprt" for b in "aeiou" for c in "bdfgklmnprst"]
-    texts = [" ".join(rng.choice(words, WORDS)) for _ in range(max(sizes))]
+    topics = rng.integers(0, len(words), (TOPICS, TOPIC_WORDS))
+    texts = texts_of(rng, topics, words, max(sizes), 9, 9)
+    label_texts = texts_of(rng, topics, words, labels, 3, 5)
     with tempfile.TemporaryDirectory() as folder:
         pieces = tokenizers.train_wordpiece(words, vocab_size=VOCABULARY, folder=folder)
     encoder: Any = BagEncoder(VOCABULARY, 512)
@@ -68,23 +71,23 @@ def predictor(shape: str, kind: str, labels: int, sizes: tuple[int, ...], dtype:
     model = UniDEC(encoder, 256)
     params = model.init(jax.random.key(0))
     embedder = Embedder(model, row_length=32)
-    vectors = evaluation.l2norm(rng.standard_normal((labels, 2 * 256), np.float32))
 
-    def queries_of(some: list[str]) -> np.ndarray:
+    def vectors_of(some: list[str]) -> np.ndarray:
         store = corpus.encode(some, pieces, max_length=problem.MAX_LENGTH)
         return evaluation.query_vectors(embedder, params, store, None, "concat")
 
+    vectors = vectors_of(label_texts)
     started = time.perf_counter()
     index = Index.build(vectors, kind, seed=0)
     facts = {"build_seconds": round(time.perf_counter() - started, 2)}
-    few = queries_of(texts[:32])
+    few = vectors_of(texts[:32])
     facts["recall"] = round(recall(index.search(few, TOP)[1], best(few, vectors, TOP)), 4)
     seconds: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
 
     def turn(_: int) -> None:
         for size, spent in seconds.items():
             begun = time.perf_counter()
-            queries = queries_of(texts[:size])
+            queries = vectors_of(texts[:size])
             embedded = time.perf_counter()
             index.search(queries, TOP)
             spent.append((embedded - begun, time.perf_counter() - embedded))
@@ -93,6 +96,16 @@ def predictor(shape: str, kind: str, labels: int, sizes: tuple[int, ...], dtype:
         return {f"texts {size}": medians(size, spent) for size, spent in seconds.items()}
 
     return Subject(turn, facts, close)
+
+
+def texts_of(
+    rng: np.random.Generator, topics: np.ndarray, words: list[str], number: int, low: int, high: int
+) -> list[str]:
+    """Texts of ``low`` to ``high`` different words of a topic each."""
+    places = rng.random((number, TOPIC_WORDS), np.float32).argsort(axis=1)
+    own = np.take_along_axis(topics[rng.integers(0, TOPICS, number)], places, axis=1)
+    lengths = rng.integers(low, high + 1, number)
+    return [" ".join([words[i] for i in row[:n]]) for row, n in zip(own.tolist(), lengths)]
 
 
 def medians(size: int, spent: list[tuple[float, float]]) -> dict[str, float]:
