@@ -217,7 +217,11 @@ def test_other_file_types_are_refused(tmp_path):
     [
         ("train.csv", "text,label_ids\nred,1|2\n", "line 1: found columns named text, label_ids"),
         ("train.tsv", "Title\tLabels\nred\t1\n", "line 1: found columns named title, labels"),
-        ("train.tsv", "red\t3\nblue\t12 45\n", "line 2: found labels '12 45'; expected ids with |"),
+        (
+            "train.tsv",
+            "red\t3\nblue\t12 45\n",
+            r"line 2: .* '12 45'; expected ids with \|",
+        ),
         ("train.tsv", "red\t3;4\n", "line 1: found labels '3;4'"),
         ("train.csv", 'red,"[3, 4]"\n', r"line 1: found labels '\[3, 4\]'"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
@@ -78,6 +80,7 @@ def test_rows_texts_and_filter_pairs_follow():
 
 def test_how_many_and_seed():
     split, label_texts = random_split(3)
+    split = dataclasses.replace(split, texts=[f"{i}" for i in range(400)])
     count = lambda **options: len(splits.hold_out(split, label_texts, **options)[1])
     assert count(share=0.05, seed=0) == 20
     assert count(share=0.05, max_rows=7, seed=0) == 7
@@ -89,24 +92,18 @@ def test_how_many_and_seed():
 
 def test_rows_of_equal_text_stay_on_one_side():
     split, label_texts = random_split(3)  # 60 texts in 400 rows
-    train, test = splits.split_rows(split, label_texts, seed=0)
+    options = {"share": 0.2, "max_rows": 400, "seed": 0}
+    train, test = splits.hold_out(split, label_texts, **options)
     assert {key(text) for text in test.texts}.isdisjoint(
         key(split.texts[row]) for row in train.rows if split.labels[row].nnz
     )
     assert len({key(text) for text in test.texts}) == 12
     assert len(train) + len(test) == 400 and (np.diff(test.labels.indptr) > 0).all()
-    np.testing.assert_array_equal(splits.split_rows(split, label_texts, seed=0)[1].rows, test.rows)
+    np.testing.assert_array_equal(splits.hold_out(split, label_texts, **options)[1].rows, test.rows)
+    fewer = splits.hold_out(split, label_texts, **{**options, "max_rows": 50})[1]
+    assert 40 < len(fewer) <= 50 and set(fewer.rows) < set(test.rows)
     one = make_split(["a", "A "], [[0], [1]], 2)
-    assert len(splits.split_rows(one, ["x", "y"], seed=0)[1]) == 0
-
-
-def test_distinct_texts_are_drawn_as_held_out_rows():
-    split, label_texts = random_split(3)
-    distinct = Split([f"{i}" for i in range(400)], split.labels, split.filter_pairs)
-    train, test = splits.split_rows(distinct, label_texts, seed=0)
-    assert (len(train), len(test)) == (320, 80)
-    drawn = splits.hold_out(distinct, label_texts, share=0.2, max_rows=400, seed=0)[1]
-    np.testing.assert_array_equal(test.rows, drawn.rows)
+    assert len(splits.hold_out(one, ["x", "y"], **options)[1]) == 0
 
 
 def test_no_rows_left_over():

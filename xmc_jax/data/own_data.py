@@ -45,8 +45,11 @@ def read_own(layout: Layout, place: TextPlace) -> Dataset:
         found[role] = _make_split(layout, role, rows[role], ids[role], len(label_texts), notes)
     if "test" not in found:
         before = found["train"].labels.nnz
-        found["train"], found["test"] = splits.split_rows(
-            found["train"], label_texts, share=TEST_SHARE, seed=SPLIT_SEED
+        found["train"], found["test"] = splits.hold_out(
+            *(found["train"], label_texts),
+            share=TEST_SHARE,
+            max_rows=len(found["train"]),
+            seed=SPLIT_SEED,
         )
         removed = before - found["train"].labels.nnz - found["test"].labels.nnz
         notes.append(

@@ -21,15 +21,17 @@ def hold_out(
     max_rows: int = 10_000,
     seed: int,
 ) -> tuple[Split, Split]:
-    """Draws ``min(share * n, max_rows)`` rows with labels and removes reverse pairs from the rest.
+    """Draws a share of the texts, with all their rows, and removes reverse pairs from the rest.
 
-    Where held-out x has label y, while the training row with y's text lists a label with x's text,
-    that pair leaves training. Texts are compared after ``strip().casefold()``.
+    Rows of equal text land on one side, so that no held-out row can be answered by heart; those
+    without labels stay in training. Where held-out x has label y, while the training row with y's
+    text lists a label with x's text, that pair leaves training. Texts are compared as by
+    `text_codes`.
 
     Args:
       split: ``n`` points.
       label_texts: ``L`` texts.
-      share: share of all rows, in [0, 1); 0 = none.
+      share: share of the texts, in [0, 1); 0 = none.
       max_rows: at most so many rows.
       seed: same seed, same rows.
 
@@ -45,28 +47,17 @@ def hold_out(
         )
     if max_rows < 0:
         raise ValueError(f"max_rows: found {max_rows}; expected 0 or more.")
-    candidates = np.flatnonzero(np.diff(split.labels.indptr) > 0)
-    # One row with labels stays in training at least.
-    wanted = min(round(share * len(split)), max_rows, max(len(candidates) - 1, 0))
-    rng = np.random.default_rng(seed)
-    return _part(split, rng.choice(candidates, size=wanted, replace=False), label_texts)
-
-
-def split_rows(
-    split: Split, label_texts: Sequence[str], *, share: float = 0.2, seed: int
-) -> tuple[Split, Split]:
-    """Splits the rows of one file into (train, test): a share of the texts, with all their rows.
-
-    Rows of equal text (as for `text_codes`) land on one side, so that no test row can be answered
-    by heart; those without labels stay in training. Else as `hold_out`, without a cap.
-    """
     (codes,) = text_codes(split.texts)
+    num_texts = codes.max(initial=-1) + 1
     labelled = np.flatnonzero(np.diff(split.labels.indptr) > 0)
     _, first = np.unique(codes[labelled], return_index=True)
     candidates = labelled[np.sort(first)]  # a row for each text
-    wanted = min(round(share * (codes.max(initial=-1) + 1)), max(len(candidates) - 1, 0))
-    drawn = np.random.default_rng(seed).choice(candidates, size=wanted, replace=False)
-    return _part(split, labelled[np.isin(codes[labelled], codes[drawn])], label_texts)
+    # One text with labels stays in training at least.
+    wanted = min(round(share * num_texts), max_rows, max(len(candidates) - 1, 0))
+    drawn = codes[np.random.default_rng(seed).choice(candidates, size=wanted, replace=False)]
+    rows_of = np.bincount(codes[labelled], minlength=num_texts)
+    drawn = drawn[np.cumsum(rows_of[drawn]) <= max_rows]
+    return _part(split, labelled[np.isin(codes[labelled], drawn)], label_texts)
 
 
 def _part(split: Split, drawn: np.ndarray, label_texts: Sequence[str]) -> tuple[Split, Split]:
