@@ -36,13 +36,14 @@ def json_row(**changes):
         ([json_row(), {"title": "x"}], r"line 2: found target_ind None"),
         ([json_row(), {"text": "x"}], r"line 2: found fields text; expected .*'title'"),
         ([json_row(title=3)], r"line 1: found title 3"),
+        ([json_row(target_ind=[1, 2], target_rel=[0.0])], "found 2 target_ind and 1 target_rel"),
         ([[1, 2]], r"line 1: found \[1, 2\]"),
     ],
 )
 def test_bad_json_rows(tmp_path, rows, expected):
     folder = write_json(tmp_path)
     write(folder / "trn.json.gz", json_lines(rows))
-    assert re.search(rf"trn\.json\.gz, {expected}", error_of(folder))
+    assert re.search(rf"trn\.json\.gz, .*{expected}", error_of(folder))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_notes_count_what_was_repaired(tmp_path):
         json_row(target_ind=[2, 0, 2, 1]),
         json_row(title="line\nbreak\u2028and\x85more \ud800"),
         json_row(title=None, target_ind=[]),
-        json_row(target_ind=[1, 3], target_rel=[0.0, 1.0]),
+        json_row(target_ind=[1, 3], target_rel=[0.0, 0.5]),
     ]
     write(folder / "trn.json.gz", json_lines(rows))
     train = (dataset := formats.load(folder)).train
@@ -94,6 +95,7 @@ def test_notes_count_what_was_repaired(tmp_path):
         "trn.json.gz: 1 repeated label ids merged (lines 1)",
         "trn.json.gz: 1 rows without labels, kept empty (lines 3)",
         "trn.json.gz: 1 entries of value 0 or less left out",
+        "trn.json.gz: 1 entries of other values than 1 count as 1",
     )
 
 
@@ -106,6 +108,9 @@ def test_label_matrix_repairs(tmp_path):
     assert "trn_X_Y.txt: 1 rows with unsorted label ids (lines 2)" in dataset.notes
     assert "trn_X_Y.txt: 1 rows without labels, kept empty (lines 4)" in dataset.notes
     assert "trn_X_Y.txt: 1 entries of value 0 or less left out" in dataset.notes
+    assert "trn_X_Y.txt: 1 entries of other values than 1 count as 1" in dataset.notes
+    write(folder / "trn_X_Y.txt", "4 4\n2:1.0 0:0.3\n1:1\n\n3:0.5\n")  # all at once
+    assert "trn_X_Y.txt: 2 entries of other values than 1 count as 1" in formats.load(folder).notes
 
 
 @pytest.mark.parametrize(
@@ -185,8 +190,20 @@ def test_json_without_labels_reads_the_matrix(tmp_path):
     write(folder / "Yf.txt", "".join(f"{i}->{text}\n" for i, text in enumerate(LABELS)))
     (folder / "lbl.json.gz").unlink()
     assert list(formats.load(folder).label_texts) == LABELS
-    write(folder / "Yf.txt", "4 9\n0:1\n")
+    content = (folder / "Yf.txt").read_text().encode()
+    (folder / "Yf.txt").rename(folder / "Yf.txt.gz").write_bytes(gzip.compress(content))
+    assert list(formats.load(folder).label_texts) == LABELS
+    write(folder / "Yf.txt", "4 9\n0:1\n")  # that of a bag-of-words download
     assert "expected 'id->label text'" in error_of(folder)
+    write(folder / "raw" / "lbl.json.gz", json_lines({"title": text} for text in LABELS))
+    assert list(formats.load(folder).label_texts) == LABELS
+
+
+@pytest.mark.parametrize("content", ["", "\n", " \n\n", "\ufeff0 1\n", "\ufeff0 1"])
+def test_filter_files_without_pairs_or_with_a_mark(tmp_path, content):
+    write(tmp_path / "filter.txt", content)
+    pairs, _ = label_files.read_filter_pairs(tmp_path / "filter.txt", 2, 2)
+    assert pairs.tolist() == ([[0, 1]] if "1" in content else [])
 
 
 def test_bag_of_words_download_and_empty_folder(tmp_path):

@@ -29,6 +29,7 @@ class RawLabels:
       num_labels: what the file itself says L is, or None.
       line_of: the line a row stands on (1-based), or None for binary files.
       dropped: entries with a value of 0 or less, which are left out.
+      weighted: entries with another value above 0 than 1, which count as 1.
       any_order: True where a file's order means nothing, so that it is not reported.
     """
 
@@ -38,6 +39,7 @@ class RawLabels:
     num_labels: int | None
     line_of: Callable[[int], int] | None
     dropped: int = 0
+    weighted: int = 0
     any_order: bool = False
 
 
@@ -67,6 +69,8 @@ def build_matrix(raw: RawLabels, num_labels: int) -> tuple[csr_matrix, list[str]
         notes.append(f"{raw.path.name}: {len(empty)} rows without labels, kept empty ({where})")
     if raw.dropped:
         notes.append(f"{raw.path.name}: {raw.dropped} entries of value 0 or less left out")
+    if raw.weighted:
+        notes.append(f"{raw.path.name}: {raw.weighted} entries of other values than 1 count as 1")
     return matrix, notes
 
 
@@ -143,28 +147,28 @@ def _read_npz(path: Path) -> RawLabels:
             "a sparse matrix written by scipy.sparse.save_npz",
             "Download it again, or write it again.",
         ) from error
-    dropped = 0
+    dropped, weighted = 0, int(np.count_nonzero((matrix.data > 0) & (matrix.data != 1)))
     if matrix.nnz and not matrix.data.min() > 0:
         matrix.data = (matrix.data > 0).astype(np.float32)
         dropped = int(matrix.nnz - matrix.data.sum())
         matrix.eliminate_zeros()
     indptr = matrix.indptr.astype(np.int64)
-    return RawLabels(path, matrix.indices, indptr, matrix.shape[1], None, dropped)
+    return RawLabels(path, matrix.indices, indptr, matrix.shape[1], None, dropped, weighted)
 
 
 def _read_text_matrix(path: Path) -> RawLabels:
     num_rows, num_labels = _read_header(path)
-    ids, counts, dropped = [], [], 0
+    ids, counts, odd = [], [], np.zeros(2, np.int64)
     for number, block in line_blocks(path):
         if number == 1:
             number, block = 2, block[block.index(b"\n") + 1 :]
         parsed = _parse_block(block)
         if parsed is None:
             parsed = _parse_lines(path, number, block)
-        block_ids, block_counts, block_dropped = parsed
+        block_ids, block_counts, *block_odd = parsed
         ids.append(block_ids)
         counts.append(block_counts)
-        dropped += block_dropped
+        odd += block_odd
     counts = np.concatenate([*counts, np.zeros(0, np.int64)]).astype(np.int64)
     filled = np.flatnonzero(counts)
     last = int(filled[-1]) + 1 if len(filled) else 0
@@ -180,7 +184,8 @@ def _read_text_matrix(path: Path) -> RawLabels:
         )
     indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     indices = np.concatenate([*ids, np.zeros(0, np.int32)])
-    return RawLabels(path, indices, indptr, num_labels, lambda row: row + 2, dropped)
+    dropped, weighted = odd.tolist()
+    return RawLabels(path, indices, indptr, num_labels, lambda row: row + 2, dropped, weighted)
 
 
 def _read_header(path: Path) -> tuple[int, int]:
@@ -200,6 +205,8 @@ def _read_header(path: Path) -> tuple[int, int]:
 
 def _numbers(block: bytes) -> np.ndarray | None:
     """Returns the numbers of a block, or None where something else stands in it."""
+    if not block.strip():  # NumPy finds a number in blanks
+        return np.zeros(0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
@@ -217,8 +224,12 @@ def _token_starts(block: bytes) -> tuple[np.ndarray, np.ndarray]:
     return np.flatnonzero(starts), np.flatnonzero(bytes_ == _NEWLINE)
 
 
-def _parse_block(block: bytes) -> tuple[np.ndarray, np.ndarray, int] | None:
-    """Parses lines of plain ``id:value`` tokens at once; None where anything else stands there."""
+def _parse_block(block: bytes) -> tuple[np.ndarray, np.ndarray, int, int] | None:
+    """Parses lines of plain ``id:value`` tokens at once; None where anything else stands there.
+
+    Returns:
+      ids, their number a line, and how many entries were dropped, and how many weighted.
+    """
     starts, ends = _token_starts(block)
     colons = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == _COLON)
     # Exactly one colon after each token's start and before the next one's.
@@ -236,16 +247,17 @@ def _parse_block(block: bytes) -> tuple[np.ndarray, np.ndarray, int] | None:
         return None
     counts = np.diff(np.searchsorted(starts, ends), prepend=0)
     positive = values > 0
+    weighted = int(np.count_nonzero(positive & (values != 1)))
     if positive.all():
-        return whole, counts, 0
+        return whole, counts, 0, weighted
     row = np.repeat(np.arange(len(counts)), counts)[positive]
     counts = np.bincount(row, minlength=len(counts))
-    return whole[positive], counts, int(len(values) - len(row))
+    return whole[positive], counts, int(len(values) - len(row)), weighted
 
 
-def _parse_lines(path: Path, number: int, block: bytes) -> tuple[np.ndarray, np.ndarray, int]:
+def _parse_lines(path: Path, number: int, block: bytes) -> tuple[np.ndarray, np.ndarray, int, int]:
     """The same, line by line: comments, tokens without a value, and the error's line number."""
-    ids, counts, dropped = [], [], 0
+    ids, counts, dropped, weighted = [], [], 0, 0
     for line in block.split(b"\n")[:-1]:
         kept = []
         for token in line.partition(b"#")[0].split():
@@ -262,12 +274,13 @@ def _parse_lines(path: Path, number: int, block: bytes) -> tuple[np.ndarray, np.
                 ) from None
             if value > 0:
                 kept.append(label)
+                weighted += value != 1
             else:
                 dropped += 1
         ids.extend(kept)
         counts.append(len(kept))
         number += 1
-    return np.array(ids, dtype=np.int64), np.array(counts, dtype=np.int64), dropped
+    return np.array(ids, dtype=np.int64), np.array(counts, dtype=np.int64), dropped, weighted
 
 
 def read_filter_pairs(

@@ -212,8 +212,8 @@ def _optional(names: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
 
 
 def _first(root: Path, names: tuple[str, ...]) -> Path | None:
-    for folder in _SUBFOLDERS:
-        for name in names:
+    for name in names:  # a better name in a folder below comes first
+        for folder in _SUBFOLDERS:
             for suffix in ("", ".gz"):
                 path = root / folder / (name + suffix)
                 if path.is_file():

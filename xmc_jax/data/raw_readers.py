@@ -121,30 +121,43 @@ def _read_json_split(
         return _read_beside_matrix(path, matrix_path, role, recipe, place)
 
     def read(encoding: str):
-        ids, indptr, empty, dropped = array.array("i"), array.array("q", [0]), [], 0
+        ids, indptr, empty = array.array("i"), array.array("q", [0]), []
+        dropped = weighted = 0
         with place.writer(role) as writer:
             for number, row in json_rows(path, encoding):
                 text = _make_text(row, recipe, path, number)
                 writer.append(text)
                 if not text:
                     empty.append(number)
-                dropped += _extend(ids, row, path, number)
+                odd = _extend(ids, row, path, number)
+                dropped, weighted = dropped + odd[0], weighted + odd[1]
                 indptr.append(len(ids))
             indices = np.frombuffer(ids, np.int32) if ids else np.zeros(0, np.int32)
-            raw = RawLabels(path, indices, np.array(indptr), None, lambda row: row + 1, dropped)
+            raw = RawLabels(
+                path, indices, np.array(indptr), None, lambda row: row + 1, dropped, weighted
+            )
             return writer.close(), raw, empty
 
     (texts, raw, empty), notes = with_encodings(path, read)
     return texts, raw, notes + _empty_note(path, empty)
 
 
-def _extend(ids: array.array, row: dict, path: Path, number: int) -> int:
-    """Adds a row's label ids; returns how many had a relevance of 0 or less."""
+def _extend(ids: array.array, row: dict, path: Path, number: int) -> tuple[int, int]:
+    """Adds a row's label ids; returns how many had a relevance of 0 or less, or another than 1."""
     found = row.get("target_ind")
     relevance = row.get("target_rel")
-    dropped = 0
+    dropped = weighted = 0
+    if relevance and isinstance(found, list) and len(relevance) != len(found):
+        raise problem(
+            path,
+            number,
+            f"{len(found)} target_ind and {len(relevance)} target_rel",
+            "a relevance for each label, or none",
+            "Correct the line, or put trn_X_Y.txt and tst_X_Y.txt beside the files.",
+        )
     try:
-        if relevance and min(relevance) <= 0 and len(relevance) == len(found):
+        if relevance and not min(relevance) == max(relevance) == 1:
+            weighted = sum(value > 0 and value != 1 for value in relevance)
             kept = [label for label, value in zip(found, relevance) if value > 0]
             found, dropped = kept, len(found) - len(kept)
         ids.extend(found)
@@ -156,7 +169,7 @@ def _extend(ids: array.array, row: dict, path: Path, number: int) -> int:
             "a list of label ids (whole numbers from 0)",
             "Correct the line, or put trn_X_Y.txt and tst_X_Y.txt beside the files.",
         ) from error
-    return dropped
+    return dropped, weighted
 
 
 def _read_beside_matrix(
@@ -197,7 +210,7 @@ def read_line_file(
         with place.writer(role) as writer:
             for number, line in enumerate(lines(path), 1):
                 text = line.decode(encoding)
-                if path.name == "Yf.txt":
+                if path.name.removesuffix(".gz") == "Yf.txt":
                     text = _after_arrow(text, path, number)
                 if not text.strip():
                     empty.append(number)
