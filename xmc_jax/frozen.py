@@ -97,7 +97,8 @@ class FrozenLayers:
             _check_room(path, vectors * self.encoder.dim * np.dtype(self.dtype).itemsize)
         store = corpus.stored(path, lambda: self._parts(tokens, path), len(tokens))
         for part in path.parent.glob(f"{path.name}-from-*"):
-            shutil.rmtree(part)
+            if part.suffix != ".tmp":  # another process is writing it
+                shutil.rmtree(part, ignore_errors=True)
         return store
 
     def _parts(self, tokens: TokenStore, path: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:

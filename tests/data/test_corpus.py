@@ -318,7 +318,7 @@ def test_leftovers_of_a_killed_run_are_removed_and_a_live_ones_kept(texts, token
     corpus.tokenize(texts, tokenizer, max_length=12, folder=tmp_path)
     (store,) = tmp_path.iterdir()
     (store / "meta.json").unlink()
-    for name, age in (("dead", 3600), ("alive", 5)):
+    for name, age in (("dead", 7 * 3600), ("alive", 3600)):
         leftover = tmp_path / f"{store.name}.{name}.tmp"
         leftover.mkdir()
         (leftover / "ids.bin").write_bytes(b"12")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 import numpy as np
 import pytest
@@ -166,6 +167,16 @@ def test_save_is_whole_or_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="full"):
         formats.save(dataset, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
+def test_save_removes_what_a_killed_process_left(tmp_path):
+    dataset = formats.load(write_json(tmp_path / "from"))
+    for name, age in (("dead", 7 * 3600), ("alive", 3600)):
+        leftover = tmp_path / f".saved.{name}.tmp"
+        leftover.mkdir()
+        os.utime(leftover, (time.time() - age, time.time() - age))
+    formats.save(dataset, tmp_path / "saved")
+    assert {path.name for path in tmp_path.iterdir()} == {"from", "saved", ".saved.alive.tmp"}
 
 
 def test_save_where_nothing_can_be_written(tmp_path):

@@ -18,7 +18,7 @@ from scipy.sparse import csr_matrix
 
 from xmc_jax.data import texts as texts_lib
 from xmc_jax.data.dataset import Dataset, Split
-from xmc_jax.data.files import DataError, problem
+from xmc_jax.data.files import DataError, problem, remove_stale
 from xmc_jax.data.layouts import Layout
 from xmc_jax.data.texts import LineTexts
 
@@ -64,6 +64,7 @@ def temporary_folder(folder: Path) -> Iterator[Path]:
     """Gives a new folder beside ``folder``; whatever is still there afterwards is removed."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale(folder.parent, f".{folder.name}")
         made = tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent)
     except OSError as error:
         raise OSError(

@@ -9,7 +9,6 @@ import logging
 import math
 import shutil
 import tempfile
-import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,12 +21,12 @@ import numpy as np
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from xmc_jax.data.files import remove_stale
 from xmc_jax.data.tokenizer import backend_of
 
 _LAYOUT = 1  # Part of the key: raise it when the files change their meaning.
 _MAX_BLOCK_TEXTS = 8192
 _MAX_BLOCK_CHARACTERS = 1 << 20  # The library keeps what truncation cuts off until a block is done.
-_STALE_SECONDS = 600
 _FILES = ("ids", "offsets")
 
 
@@ -197,7 +196,7 @@ def stored(
         shutil.rmtree(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(path)
+        remove_stale(path.parent, path.name)
         temporary = Path(tempfile.mkdtemp(prefix=f"{path.name}.", suffix=".tmp", dir=path.parent))
     except OSError as error:
         raise OSError(
@@ -379,11 +378,3 @@ def _crc32(path: Path) -> int:
         while block := file.read(1 << 22):
             checksum = zlib.crc32(block, checksum)
     return checksum
-
-
-def _remove_stale(path: Path) -> None:
-    """Clears what a killed run left half-written; a live one has touched its file a moment ago."""
-    for leftover in path.parent.glob(f"{path.name}.*.tmp"):
-        times = [entry.stat().st_mtime for entry in [leftover, *leftover.glob("*")]]
-        if time.time() - max(times) > _STALE_SECONDS:
-            shutil.rmtree(leftover, ignore_errors=True)
