@@ -264,7 +264,7 @@ def evaluate_and_save(
     """
     if save_predictions and not Path(save_predictions).absolute().parent.is_dir():
         raise ValueError(f"--save_predictions={save_predictions}: there is no such folder.")
-    keep: dict[str, Any] = {}
+    keep: dict[str, Any] | None = {} if save_predictions else None
     loaded, _ = _read_split(opened, options.get("split", "test"), options.get("data", ""))
     ranker = opened.ranker(kind=options.get("kind", "exact"))  # labels are embedded once
     result = evaluate_run(opened, keep=keep, ranker=ranker, **options)

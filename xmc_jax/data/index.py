@@ -18,6 +18,7 @@ from xmc_jax.data.inverted_lists import BLOCK, InvertedLists
 from xmc_jax.data.pools import contains, row_entries
 
 KINDS = ("exact", "hnsw", "ivf")
+_EXPANDED = 16_384  # queries whose results are widened to repeated labels at once
 _SPARE = 16  # results beyond k, so that equal scores at the cut go to the lower id
 
 
@@ -45,17 +46,28 @@ def choose(
       The kind, and roughly how many seconds building and searching will take.
     """
     work = 2.0 * num_queries * num_labels * dim
-    # Rates were measured on two busy AVX2 cores (36 GFLOP/s a core in blocks of labels, 9 in the
-    # products of inverted lists); an accelerator is bound by its top-k, not by the products.
-    rate = 3.5e10 * (num_threads or os.cpu_count() or 1)
-    if accelerator and work < 1e17:
-        return "exact", work / 5e12
-    if work < 1e14:
+    rate = _rate(accelerator, num_threads)
+    if work < (1e17 if accelerator else 1e14):
         return "exact", work / rate
+    rate = _rate(False, num_threads)
     lists = 4 * math.sqrt(num_labels)
     training = 2 * dim * lists * (10 * 40 * lists + num_labels)
     search = 2 * dim * num_queries * (lists + 4 * num_labels / 64)  # a 64th of the lists visited
     return "ivf", (training + search) / rate
+
+
+def exact_seconds(num_queries: int, num_labels: int, dim: int, *, accelerator: bool) -> float:
+    """Roughly how long an exact search takes; arguments as of `choose`."""
+    return 2.0 * num_queries * num_labels * dim / _rate(accelerator, None)
+
+
+def _rate(accelerator: bool, num_threads: int | None) -> float:
+    """Multiplications and additions of a search in a second.
+
+    Measured on two busy AVX2 cores (36 GFLOP/s a core in blocks of labels, 9 in the products of
+    inverted lists); an accelerator is bound by its top-k, not by the products.
+    """
+    return 5e12 if accelerator else 3.5e10 * (num_threads or os.cpu_count() or 1)
 
 
 class Index:
@@ -167,8 +179,10 @@ class Index:
                 np.pad(scores, lacking, constant_values=-np.inf),
                 np.pad(ids, lacking, constant_values=-1),
             )
-        scores, ids = self._searcher(queries, min(len(self._groups[0]), k))
-        return _expand(scores, ids, self._groups, k)
+        found = self._searcher(queries, min(len(self._groups[0]), k))
+        blocks = [slice(i, i + _EXPANDED) for i in range(0, max(1, len(queries)), _EXPANDED)]
+        parts = [_expand(*(array[rows] for array in found), self._groups, k) for rows in blocks]
+        return tuple(np.concatenate(arrays) for arrays in zip(*parts))
 
 
 def mine(
