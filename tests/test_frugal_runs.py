@@ -39,9 +39,11 @@ def whole(own_data, switched, tmp_path_factory) -> Path:
     usual = FrugalSystem.begin_phase
 
     def begin_phase(self, run, state, optimizer, epoch):
-        after = usual(self, run, state, optimizer, epoch)
+        before = jax.tree.map(np.array, state)
         z1 = run.embedder.texts(state.params, run.data.label_tokens)
-        switched.append((epoch, *jax.tree.map(np.array, (state, after)), z1))
+        after = usual(self, run, state, optimizer, epoch)
+        assert state.table_state.m.is_deleted() and not state.table.is_deleted()
+        switched.append((epoch, before, jax.tree.map(np.array, after), z1))
         return after
 
     with pytest.MonkeyPatch.context() as patch:

@@ -208,7 +208,7 @@ class FrugalSystem:
         return dataclasses.replace(run, config=config, source=source)
 
 
-@functools.partial(jax.jit, donate_argnums=0)
+@functools.partial(jax.jit, donate_argnums=0, keep_unused=True)  # an unused one is not donated
 def _zeroed(moments: row_adam.RowAdamState) -> row_adam.RowAdamState:
     """Moments of zero in the place of old ones, for a second pair may be gigabytes."""
     return jax.tree.map(jnp.zeros_like, moments)
