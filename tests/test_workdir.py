@@ -55,6 +55,16 @@ def test_fields_of_later_versions_are_compared_only_if_they_were_given(tmp_path)
         workdir.open_run(tmp_path, {**later, "lr": {}}, [])
 
 
+def test_fields_that_were_left_open_later_keep_the_value_of_the_run(tmp_path):
+    assert workdir.open_run(tmp_path, CONFIG) is None
+    workdir.begin(tmp_path, {"config": CONFIG, "resolved": CONFIG, "epochs": 2})
+    later = {**CONFIG, "lr": {"table": None}}
+    assert workdir.open_run(tmp_path, later, [])["resolved"]["lr"] == {"table": 0.01}
+    for given in (["lr.table"], None):
+        with pytest.raises(workdir.WorkdirError, match=r"lr\.table: there 0\.01, now None"):
+            workdir.open_run(tmp_path, later, given)
+
+
 def test_data_may_lie_elsewhere(tmp_path):
     began(tmp_path)
     assert workdir.open_run(tmp_path, {**CONFIG, "data": "/new/place"}) is not None

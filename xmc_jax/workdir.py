@@ -234,7 +234,10 @@ def _check_same(
 ) -> None:
     """Compare configurations field by field."""
     have, want = flatten(there), flatten(json.loads(json.dumps(now, default=_plain)))
-    later = set() if overrides is None else want.keys() - have.keys() - set(overrides)
+    later = set()
+    if overrides is not None:  # new fields, and those left open, for which the run has its value
+        open_now = {name for name, value in want.items() if value is None}
+        later = (want.keys() - have.keys() | open_now) - set(overrides)
     different = [
         f"  {name}: there {have.get(name)!r}, now {want.get(name)!r}"
         for name in sorted((have.keys() | want.keys()) - {"data"} - later)
