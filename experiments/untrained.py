@@ -59,8 +59,7 @@ def make(config: ConfigDict, folder: Path, laps: Laps | None = None) -> tuple[Ru
     )
     encoder, init_encoder = encoders.encoder(resolved, folder, tokenizer.get_vocab_size(), counts)
     model = build.model(resolved, encoder)
-    params = model.init(jax.random.key(resolved.seed))
-    params["encoder"] = init_encoder(jax.random.key(resolved.seed))
+    params = model.init(jax.random.key(resolved.seed), init_encoder)
     run = Run(
         config=resolved,
         folder=folder,
