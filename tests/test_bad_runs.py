@@ -77,7 +77,7 @@ def test_unknown_options(options, said):
         ("encoder__compute_dtype", "float64", "expected one of float32, bfloat16"),
         ("encoder__pooling", "max", "expected one of mean, cls"),
         ("de__loss", "softmax", "expected one of ['decoupled_softmax'"),
-        ("de__loss", "supcon+bce", "bce is the classifier's"),
+        ("de__loss", "supcon+bce", "(bce is for config.clf.loss)"),
         ("clf__loss", "bce+bce+supcon", "config.clf.loss"),
         ("log_steps", 0, "expected at least 1"),
         ("refresh_epochs", 0, "expected at least 1"),
@@ -308,5 +308,6 @@ def test_folders_that_are_no_work_directories(tmp_path, own_data):
 def test_known_names_are_all_accepted(own_data):
     for field, names in plan.NAMES.items():
         for name in names:
-            given = {"encoder__name": "folder", "gandalf__enabled": True}
+            encoder = "bag" if field == "encoder.vocabulary" else "folder"
+            given = {"encoder__name": encoder, "gandalf__enabled": True}
             plan.check(tiny.config(own_data, **given, **{field.replace(".", "__"): name}))

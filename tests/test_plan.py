@@ -12,7 +12,8 @@ import pytest
 import tiny
 
 from configs import depsl, unidec
-from xmc_jax import memory, plan, runs, workdir
+from xmc_jax import memory, plan, runs, training_data, workdir
+from xmc_jax.data.corpus import TokenStore
 from xmc_jax.models.transformer import TransformerConfig
 
 
@@ -105,11 +106,13 @@ def test_label_texts_that_are_points_are_searched_for_too():
             {"encoder__compute_dtype": "bfloat16"},
             "compute_dtype = 'bfloat16': a bag",
         ),
+        ({"gandalf__delta": 0.2}, "config.gandalf.delta = 0.2 with config.gandalf.enabled = False"),
+        ({"encoder__name": "f", "encoder__vocabulary": "words"}, "it is for the bag encoder"),
         ({"encoder__remat": True}, "config.encoder.remat = True: a bag of tokens has none of it"),
     ],
 )
 def test_what_would_be_ignored_is_refused(changes, said):
-    config = own_config(encoder__name="bag", encoder__freeze=0, **changes)
+    config = own_config(**{"encoder__name": "bag", "encoder__freeze": 0, **changes})
     with pytest.raises(plan.PlanError, match=re.escape(said)):
         plan.check(config)
 
@@ -183,6 +186,27 @@ def test_own_file_in_one_command(own_data, tmp_path):
     steps = int(re.search(r"(\d+) steps an epoch", done.stdout)[1])
     assert (tmp_path / "run/checkpoints" / str(epochs * steps)).is_dir()
     assert "test rows: 61" in done.stdout
+
+
+def test_what_tokens_leave_out_is_said():
+    tokenizer = SimpleNamespace(token_to_id=lambda _: 1, get_vocab_size=lambda: 9)
+    short = TokenStore(np.full(30, 5, np.uint16), np.arange(0, 31, 3))
+    long = TokenStore(np.array([1, 1, 5, 5, 5, 6], np.uint16), np.array([0, 4, 6]))
+    data = SimpleNamespace(train_tokens=short, label_tokens=long)
+    assert training_data.lost(own_config(max_length=4), data, tokenizer) == [
+        "50% of the label texts fill max_length = 4 tokens; what is longer was cut off",
+        "33% of the label texts' tokens are unknown ([UNK])",
+    ]
+    assert len(training_data.lost(own_config(max_length=5), data, tokenizer)) == 1
+
+
+def test_more_minutes_than_epochs_are_pointed_out(own_data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runs, "train", lambda *_: (_ for _ in ()).throw(Stop))
+    monkeypatch.setattr(runs, "_epochs_in_budget", lambda *_: 99)
+    with pytest.raises(Stop):
+        runs.start(tiny.config(own_data, epochs=2, max_minutes=5.0), tmp_path / "run")
+    said = "epochs: 2 in 5 minutes, the most by config.epochs; 99 would fit\n"
+    assert said in capsys.readouterr().out
 
 
 # Memory.

@@ -40,27 +40,26 @@ LABEL_LOSSES: dict[str, Callable[..., jax.Array]] = {
 def side(config: ConfigDict, name: str) -> Side:
     """The loss of one head, from ``config.de`` or ``config.clf``.
 
-    The triplet loss has no temperature: its margin is one of cosines.
+    The dual encoder's triplet loss has no temperature: its margin is one of cosines.
 
     Raises:
       ValueError: the loss is not a known name, alone or (of the classifier) followed by ``+bce``.
     """
     parts = config.loss.split("+")
     multi_class = [part for part in parts if part != "bce"]
-    if len(multi_class) > 1 or len(parts) > 2 or not set(multi_class) <= LABEL_LOSSES.keys():
+    allowed = "bce_weight" in config
+    wrong = len(multi_class) > 1 or len(parts) > 2 or not set(multi_class) <= LABEL_LOSSES.keys()
+    if wrong or ("bce" in parts and not allowed):
+        with_bce = ", 'bce', or one of them followed by '+bce', as in 'decoupled_softmax+bce'"
         raise ValueError(
-            f"config.{name}.loss = {config.loss!r}: expected one of {list(LABEL_LOSSES)}, 'bce', "
-            "or one of them followed by '+bce', as in 'decoupled_softmax+bce'."
-        )
-    if "bce" in parts and "bce_weight" not in config:
-        raise ValueError(
-            f"config.{name}.loss = {config.loss!r}: bce is the classifier's (config.clf.loss); "
-            f"expected one of {list(LABEL_LOSSES)}."
+            f"config.{name}.loss = {config.loss!r}: expected one of {list(LABEL_LOSSES)}"
+            f"{with_bce if allowed else ' (bce is for config.clf.loss)'}."
         )
     label_loss = LABEL_LOSSES[multi_class[0]] if multi_class else None
     temperature = config.temperature
     if multi_class == ["triplet"]:
-        label_loss, temperature = functools.partial(label_loss, margin=config.margin), 1.0
+        label_loss = functools.partial(label_loss, margin=config.margin)
+        temperature = 1.0 if name == "de" else temperature
     elif multi_class:
         label_loss = functools.partial(label_loss, normalize=config.normalize)
     bce_weight = config.bce_weight if "bce" in parts else 0.0

@@ -83,6 +83,15 @@ OF_TRANSFORMERS = {  # options of the encoder that a bag does not have, and what
     "remat": False,
     "compute_dtype": "float32",
 }
+OF_GANDALF = {  # options of Gandalf, and their usual values
+    "variant": "graph",
+    "delta": 0.1,
+    "draw": "target",
+    "points": "all",
+    "share": 1.0,
+    "order": "random",
+    "skip_labels_that_are_points": False,
+}
 _SHARED_NAMES = (
     "fill",
     "table.dtype",
@@ -154,8 +163,14 @@ def check(config: ConfigDict) -> None:
 
 
 def _check_words(config: ConfigDict) -> None:
-    """A pretrained model's token table comes with its tokenizer."""
+    """Token tables and vocabularies are a bag's; a model's table comes with its tokenizer."""
     options = config.encoder
+    for name, usual in (("embeddings", ""), ("vocabulary", "wordpiece")):
+        if options[name] != usual and options.name not in ("", *WORD_VECTORS):
+            raise PlanError(
+                f"config.encoder.{name} = {options[name]!r} with config.encoder.name = "
+                f"{options.name!r}: it is for the bag encoder. Leave one of the two out."
+            )
     of_model = options.embeddings and not word_vectors.is_file(options.embeddings)
     if options.vocabulary == "words" and of_model:
         raise PlanError(
@@ -168,7 +183,7 @@ def _check_words(config: ConfigDict) -> None:
 def _check_parts(config: ConfigDict) -> None:
     """Settings of what is switched off would be ignored."""
     options = config.gandalf
-    for name, usual in (("variant", "graph"), ("points", "all"), ("share", 1.0)):
+    for name, usual in OF_GANDALF.items():
         if options[name] != usual and not options.enabled:
             raise PlanError(
                 f"config.gandalf.{name} = {options[name]!r} with config.gandalf.enabled = False: "

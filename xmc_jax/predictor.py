@@ -74,7 +74,7 @@ class Predictor:
         self.num_known = len(known)
         self.label_texts: Sequence[str] = [*known, *added] if added else known
         self._ranker = opened.ranker(
-            self._tokens(self.label_texts, keep=True),
+            self._tokens(self.label_texts, keep=not added),
             table=not added,
             kind=kind,
             keep_indexes=True,

@@ -148,8 +148,8 @@ def lost(config: ConfigDict, data: TrainingData, tokenizer: Any) -> list[str]:
         full = float((store.lengths() >= config.max_length).mean())
         if full > 0.02:
             lines.append(
-                f"{full:.0%} of the {name} texts fill max_length = {config.max_length} tokens: the "
-                "rest of them is cut off"
+                f"{full:.0%} of the {name} texts fill max_length = {config.max_length} tokens; "
+                "what is longer was cut off"
             )
         if unknown is not None:
             counts = token_counts((store,), tokenizer.get_vocab_size())
