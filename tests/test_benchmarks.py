@@ -28,7 +28,7 @@ LINES = {  # case -> lines of a quick run, by what tells them apart
         *[("search", "ivf", "topics"), ("search", "ivf", "anywhere")],
     ],
     "predict": [()],
-    "label_graph": [("exact",), ("walk",)],
+    "label_graph": [("exact",), ("walk",), ("neighbours",)],
     "metrics": [()],
 }
 

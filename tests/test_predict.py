@@ -157,7 +157,9 @@ def test_empty_input(model, tmp_path):
 
 def test_a_blank_text_has_no_labels(model):
     blank, other = model.predict(["  ", TEXTS[0]], k=3)
-    assert blank == [] and other == model.predict(TEXTS[:1], k=3)[0]
+    alone = model.predict(TEXTS[:1], k=3)[0]  # of another shape: the last bit may differ
+    assert blank == [] and [text for text, _ in other] == [text for text, _ in alone]
+    np.testing.assert_allclose(*([score for _, score in row] for row in (other, alone)), atol=1e-6)
 
 
 def test_odd_bytes_are_read_as_latin_1_and_said(model, tmp_path, caplog):

@@ -1,4 +1,4 @@
-"""Gandalf's soft targets on data of LF-AmazonTitles-1.3M's shape: exact graph and random walks.
+"""Label graphs at LF-AmazonTitles-1.3M's shape: exact, random walks, and ECLARE's neighbours.
 
 The peer of the exact graph multiplies with SciPy, ``Y.T @ Y``, divides rows and drops what is at or
 below delta: all of G is in memory. Targets must agree.
@@ -16,15 +16,19 @@ from scipy.sparse import csr_matrix
 from experiments import synthetic
 from experiments.benchmarks import harness
 from experiments.benchmarks.harness import Contender, Subject
-from xmc_jax.data import gandalf
+from xmc_jax.data import gandalf, label_features
 
 DELTA = 0.1
 
 
 def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Two results."""
+    """Three results."""
     scale = 0.002 if options.quick else options.scale
-    for part, makers in (("exact", {"ours": ours, "scipy": scipy}), ("walk", {"ours": walk})):
+    for part, makers in (
+        ("exact", {"ours": ours, "scipy": scipy}),
+        ("walk", {"ours": walk}),
+        ("neighbours", {"ours": label_features.neighbour_graph}),
+    ):
         if not options.wanted(f"label_graph {part}"):
             continue
         contenders = [Contender(name, timed, (make, scale)) for name, make in makers.items()]
