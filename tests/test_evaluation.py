@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -151,6 +152,16 @@ def test_labels_are_embedded_once(copy, monkeypatch):
     counting = lambda *a, **o: made.append(usual(*a, **o)) or made[-1]
     monkeypatch.setattr(type(opened), "ranker", counting)
     assert open_runs.evaluate_and_save(opened)[1] and len(made) == 1
+
+
+def test_minutes_of_a_long_search_are_said():
+    """LF-AmazonTitles-1.3M: hours on a CPU; nothing of that size is allocated."""
+    vectors = np.broadcast_to(np.float32(0), (1_305_265, 256))
+    labels = evaluation.LabelVectors(vectors, vectors)
+    said = evaluation.exact_search_memory(labels, 970_237)
+    minutes = 2 * 970_237 * 1_305_265 * 1024 / (3.5e10 * os.cpu_count()) / 60
+    assert said.endswith(f"; about {minutes:.0f} minutes") and minutes > 1
+    assert "minutes" not in evaluation.exact_search_memory(labels, 10)
 
 
 def test_wrong_requests(trained, tmp_path):

@@ -147,6 +147,12 @@ def test_a_pretrained_encoder_is_frozen_but_for_its_last_layer_on_a_cpu(
     assert not chosen.keys() & {name.replace("__", ".") for name in given}
 
 
+def test_usual_options_of_gandalf_are_the_configurations():
+    options = unidec.gandalf_options().to_dict()
+    assert {name: options[name] for name in plan.OF_GANDALF} == plan.OF_GANDALF
+    assert options.keys() - plan.OF_GANDALF.keys() == {"enabled"}
+
+
 def test_rates_follow_the_encoder(model):
     bag, _ = plan.resolve(own_config(encoder__name="bag"), shaped(1_000, 100))
     whole = own_config(encoder__name=model, encoder__freeze=0)

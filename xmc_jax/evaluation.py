@@ -98,7 +98,7 @@ def predict_split(
 
 
 def exact_search_memory(labels: LabelVectors, num_queries: int) -> str:
-    """What exact search of the widest head holds: label and query vectors, and its blocks."""
+    """What exact search of the widest head holds, and where it takes minutes how many."""
     d = (1 if labels.clf is None else 2) * labels.de.shape[1]
     size = 4 * d * (len(labels.de) + num_queries) / 2**30
     accelerator = jax.default_backend() != "cpu"
