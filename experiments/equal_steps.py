@@ -16,7 +16,8 @@ from ml_collections import ConfigDict
 
 from experiments import ledger
 from experiments.ledger import Row
-from xmc_jax import catalog, rivals
+from xmc_jax import catalog
+from xmc_jax.systems.frugal import text_mixing
 
 # Label texts that are training texts too, as `xmc_jax.data.splits.text_codes` compares them.
 LABELS_THAT_ARE_POINTS = {
@@ -64,7 +65,7 @@ def steps_per_epoch(config: ConfigDict, *, points_alone: bool = False) -> int:
       points_alone: as if Gandalf were off.
     """
     points = _points(config)
-    if config.gandalf.enabled and not rivals.variant(config) and not points_alone:
+    if config.gandalf.enabled and not text_mixing.variant(config) and not points_alone:
         texts = _texts(config)
         points = {"all": points + texts, "labels": texts, "sample": points}[config.gandalf.points]
     return -(-points // config.batch_size)

@@ -22,7 +22,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs import frugal, unidec
-from xmc_jax.workdir import flatten
+from xmc_jax.training.workdir import flatten
 
 ROOT = Path(__file__).parents[1]
 LEDGER = Path(__file__).with_name("ledger.jsonl")

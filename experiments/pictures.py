@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import ledger
-from xmc_jax import workdir
+from xmc_jax.training import workdir
 
 COLORS = {False: "gray", True: "C0"}  # without and with Gandalf
 

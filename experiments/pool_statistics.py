@@ -23,11 +23,14 @@ import numpy as np
 
 from configs import unidec
 from experiments import ledger, synthetic, untrained
-from xmc_jax import console, mining, open_runs
-from xmc_jax.data import batches, clustering, pools
-from xmc_jax.data import index as indexes
-from xmc_jax.embedding import Embedder
-from xmc_jax.training_data import TrainingData
+from xmc_jax.data.batching import batches, pools
+from xmc_jax.data.search import clustering
+from xmc_jax.data.search import index as indexes
+from xmc_jax.host import console
+from xmc_jax.runs.launch import open_runs
+from xmc_jax.systems.embedding import Embedder
+from xmc_jax.training import refresh
+from xmc_jax.training.training_data import TrainingData
 
 NAME = "pool_statistics"
 BETAS, ETAS = (1, 2, 3, 4), (0, 3, 6)
@@ -91,7 +94,7 @@ def _mine(
     seed: int,
 ) -> np.ndarray:
     labels = embedder.de(params, data.label_tokens)
-    kind = mining.choose_index(index, len(rows), *labels.shape)
+    kind = refresh.choose_index(index, len(rows), *labels.shape)
     built = indexes.Index.build(
         labels, kind, seed=seed, sample_queries=queries[:: len(rows) // 500 or 1]
     )

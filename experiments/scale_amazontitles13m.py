@@ -26,10 +26,11 @@ from ml_collections import ConfigDict
 
 from configs import unidec
 from experiments import ledger, synthetic, untrained
-from xmc_jax import console, mining
-from xmc_jax.data import index as indexes
-from xmc_jax.train_loop import CompiledStep, Run, initial_state
-from xmc_jax.train_state import TrainState
+from xmc_jax.data.search import index as indexes
+from xmc_jax.host import console
+from xmc_jax.training import refresh
+from xmc_jax.training.loop import CompiledStep, Run, initial_state
+from xmc_jax.training.state import TrainState
 
 NAME = "scale_amazontitles13m"
 COMPARED = 2000  # points whose mined lists are compared with exact search
@@ -62,7 +63,7 @@ def measure(folder: Path, scale: float, steps: int, index: str) -> dict[str, Any
     state, random_step = _steps(run, state, step, 0, steps // 2)
     laps.lap("random_steps")
     shutil.rmtree(work / "refresh", ignore_errors=True)
-    found = mining.refresh(
+    found = refresh.refresh(
         *(work, 0, run.config, run.data, run.embedder, state.params, run.source.levels)
     )
     laps.lap("refresh")
@@ -115,7 +116,7 @@ def _host_seconds(run: Run, number: int = 30) -> float:
     return (time.perf_counter() - started) / count
 
 
-def _compare(run: Run, params: Any, found: mining.Refresh) -> dict[str, Any]:
+def _compare(run: Run, params: Any, found: refresh.Refresh) -> dict[str, Any]:
     """Exact search for some points: its time, and the share of its results that were mined."""
     data, width = run.data, found.hard_negatives.shape[1]
     rows = data.rows[np.linspace(0, len(data.rows) - 1, COMPARED).astype(int)]

@@ -17,7 +17,8 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from xmc_jax import catalog
-from xmc_jax.data import formats, texts
+from xmc_jax.data import texts
+from xmc_jax.data.readers import formats
 
 SHAPE = catalog.get("LF-AmazonTitles-1.3M")
 LABELS_A_POINT = 22.2  # preprint, table 4

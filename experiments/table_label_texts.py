@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from experiments.table_predictions import open_both, pair_arguments, part, run_pair
-from xmc_jax import evaluation, metrics
-from xmc_jax.data import baselines, splits
-from xmc_jax.propensity import inverse_propensity
+from xmc_jax import metrics
+from xmc_jax.data import splits
+from xmc_jax.data.summaries import baselines
+from xmc_jax.metrics.propensity import inverse_propensity
+from xmc_jax.training import evaluation
 
 NAME = "table_label_texts"
 COLUMNS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")

@@ -18,8 +18,11 @@ from typing import Any
 import numpy as np
 
 from experiments import ledger
-from xmc_jax import console, evaluation, metrics, open_runs
-from xmc_jax.training_data import EvaluationSplit
+from xmc_jax import metrics
+from xmc_jax.host import console
+from xmc_jax.runs.launch import open_runs
+from xmc_jax.training import evaluation
+from xmc_jax.training.training_data import EvaluationSplit
 
 NAME = "table_predictions"
 SHOWN = 5  # predictions of a point

@@ -9,11 +9,13 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from xmc_jax import build, encoders, plan, training_data
-from xmc_jax.batch_source import BatchSource
 from xmc_jax.data.texts import JoinedTexts
-from xmc_jax.embedding import Embedder
-from xmc_jax.train_loop import Run
+from xmc_jax.runs.launch import build, settings
+from xmc_jax.systems import encoders
+from xmc_jax.systems.embedding import Embedder
+from xmc_jax.training import training_data
+from xmc_jax.training.loop import Run
+from xmc_jax.training.source import BatchSource
 
 
 class Laps:
@@ -44,7 +46,7 @@ def make(config: ConfigDict, folder: Path, laps: Laps | None = None) -> tuple[Ru
     """
     laps = laps or Laps()
     dataset, entry, _ = training_data.read_dataset(config)
-    resolved, _ = plan.resolve(config, dataset)
+    resolved, _ = settings.resolve(config, dataset)
     laps.lap("read")
     texts = JoinedTexts(dataset.train.texts, dataset.label_texts)
     tokenizer = encoders.tokenizer(resolved, texts, folder / "tokenizer")

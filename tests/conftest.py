@@ -33,7 +33,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 @pytest.fixture
 def optimised(monkeypatch) -> None:
     """Steps and embedding compiled as for a user, where a test trains for long."""
-    from xmc_jax import xla
+    from xmc_jax.host import xla
 
     monkeypatch.setitem(xla.compiler_options(), "xla_backend_optimization_level", "3")
 
@@ -65,10 +65,10 @@ def trained(own_data, tmp_path_factory) -> Path:
     """Work directory of a finished run on own data; not to be changed."""
     import tiny
 
-    from xmc_jax import runs
+    from xmc_jax.runs.launch import launch
 
     folder = tmp_path_factory.mktemp("trained") / "run"
-    runs.start(tiny.config(own_data), folder)
+    launch.start(tiny.config(own_data), folder)
     return folder
 
 

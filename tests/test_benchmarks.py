@@ -16,7 +16,7 @@ import tiny
 from experiments.benchmarks import __main__ as command
 from experiments.benchmarks import harness, problem, train_step
 from experiments.benchmarks.harness import Contender, ContenderError, Subject
-from xmc_jax.models.transformer import TransformerConfig
+from xmc_jax.models.encoders.transformer import TransformerConfig
 
 LINES = {  # case -> lines of a quick run, by what tells them apart
     "train_step": [("tiny", "titles"), ("tiny", "amazon")],

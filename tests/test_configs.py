@@ -13,11 +13,16 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from xmc_jax import build, catalog, encoders, label_pool, plan, train_state, workdir
-from xmc_jax.data import batches
-from xmc_jax.models.transformer import TransformerConfig, TransformerEncoder
-from xmc_jax.tokens import TokenBatch
-from xmc_jax.train_step import StepBatch, make_train_step
+from xmc_jax import catalog
+from xmc_jax.contracts import TokenBatch
+from xmc_jax.data.batching import batches
+from xmc_jax.models.encoders.transformer import TransformerConfig, TransformerEncoder
+from xmc_jax.runs.launch import build, settings
+from xmc_jax.systems import encoders
+from xmc_jax.systems.unidec.step import StepBatch, make_train_step
+from xmc_jax.tables import label_pool
+from xmc_jax.training import workdir
+from xmc_jax.training.state import make_optimizer, new_state
 
 ROOT = Path(__file__).parent.parent
 FILES = ["depsl", "unidec"]  # configs/frugal.py: test_frugal_configs.py
@@ -36,8 +41,8 @@ def resolved(file: str, name: str, option: str = "") -> tuple[ConfigDict, catalo
     matrix = SimpleNamespace(shape=(entry.num_train, entry.num_labels))
     train = SimpleNamespace(labels=matrix, texts=texts)
     given = get_config(file, name + option)
-    plan.check(given)
-    return plan.resolve(given, SimpleNamespace(train=train, label_texts=texts))[0], entry
+    settings.check(given)
+    return settings.resolve(given, SimpleNamespace(train=train, label_texts=texts))[0], entry
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -118,7 +123,7 @@ def test_step_keeps_the_shapes_of_its_state(file, name):
     else:
         encoder = tiny_encoder(config)
     model = build.model(config, encoder)
-    optimizer = train_state.make_optimizer(
+    optimizer = make_optimizer(
         encoder_rate=config.lr.encoder,
         head_rate=config.lr.heads,
         weight_decay=config.lr.weight_decay,
@@ -130,7 +135,7 @@ def test_step_keeps_the_shapes_of_its_state(file, name):
         if config.classifier:
             rows = jax.numpy.zeros((entry.num_labels, model.dim))
             table = label_pool.to_storage(rows, config.table.dtype)
-        return train_state.new_state(model.init(jax.random.key(0)), optimizer, table)
+        return new_state(model.init(jax.random.key(0)), optimizer, table)
 
     state = jax.eval_shape(start)
     assert config.max_length <= config.row_length

@@ -30,7 +30,7 @@ from experiments.table_gandalf import TABLE as GANDALF
 from experiments.table_hard_negatives import TABLE as HARD_NEGATIVES
 from experiments.table_losses import TABLE as LOSSES
 from experiments.table_systems import TABLE as SYSTEMS
-from xmc_jax.data import formats
+from xmc_jax.data.readers import formats
 
 SCRIPTS = [
     "table_hard_negatives",

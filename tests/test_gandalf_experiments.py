@@ -27,9 +27,10 @@ from experiments.ledger import FRUGAL, Row
 from experiments.table_gandalf import TABLE as GANDALF
 from experiments.table_systems import TABLE as SYSTEMS
 from experiments.table_systems import UNIDEC_STEPS
-from xmc_jax import augmentation, open_runs, runs
 from xmc_jax.data import splits
-from xmc_jax.training_data import EvaluationSplit
+from xmc_jax.runs.launch import launch, open_runs
+from xmc_jax.training import augmentation
+from xmc_jax.training.training_data import EvaluationSplit
 
 OF_GANDALF = (SYSTEMS, GANDALF, figure_gandalf_share.TABLE)
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
@@ -204,7 +205,7 @@ def test_rows_of_label_texts_are_evaluated_by_themselves(tmp_path):
     source.write_text("\n".join(lines) + "\n")
     for name, gandalf in (("a", False), ("b", True)):
         config = tiny.frugal_config("astec", source, **{"gandalf.enabled": gandalf})
-        runs.start(config, tmp_path / name)
+        launch.start(config, tmp_path / name)
     options = types.SimpleNamespace(data="")
     result = table_label_texts.compare(tmp_path / "a", tmp_path / "b", options)
     opened = open_runs.open_run(tmp_path / "b")

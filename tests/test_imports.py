@@ -103,16 +103,16 @@ def test_every_arrow_points_down() -> None:
     [
         ("xmc_jax.metrics", "from xmc_jax import models"),
         ("xmc_jax.losses.softmax", "import numpy as np"),
-        ("xmc_jax.losses.softmax", "import xmc_jax.mining"),
-        ("xmc_jax.models.bag", "from xmc_jax.data.packing import pack"),
-        ("xmc_jax.models.bag", "from ..data import packing"),
-        ("xmc_jax.data.pools", "def f():\n    from xmc_jax.models import pooling"),
-        ("xmc_jax.data.pools", "from xmc_jax.train_step import step"),
-        ("xmc_jax.mining", "from xmc_jax import train"),
+        ("xmc_jax.losses.softmax", "import xmc_jax.training.refresh"),
+        ("xmc_jax.models.encoders.bag", "from xmc_jax.data.batching.packing import pack"),
+        ("xmc_jax.models.encoders.bag", "from ..data import packing"),
+        ("xmc_jax.data.batching.pools", "def f():\n    from xmc_jax.models import pooling"),
+        ("xmc_jax.data.batching.pools", "from xmc_jax.systems.unidec.step import step"),
+        ("xmc_jax.training.refresh", "from xmc_jax import train"),
         ("xmc_jax.train", "from xmc_jax import evaluate"),
         ("xmc_jax.catalog", "from xmc_jax import metrics"),
         ("xmc_jax.catalog", "import numpy"),
-        ("xmc_jax.mining", "from configs import unidec"),
+        ("xmc_jax.training.refresh", "from configs import unidec"),
         ("xmc_jax", "from xmc_jax import losses"),
         ("configs.unidec", "import numpy"),
         ("configs.unidec", "from xmc_jax import build"),
@@ -127,9 +127,15 @@ def test_the_checker_sees_a_wrong_arrow(name: str, source: str) -> None:
     ("name", "source"),
     [
         ("xmc_jax.losses.softmax", "import functools\nimport jax.numpy\nfrom . import _reduce"),
-        ("xmc_jax.data.baselines", "from xmc_jax import propensity\nfrom .formats import Split"),
-        ("xmc_jax.models.unidec", "import flax\nfrom xmc_jax.tokens import TokenBatch"),
-        ("xmc_jax.mining", "from xmc_jax import train_step\nfrom xmc_jax.data import index"),
+        (
+            "xmc_jax.data.summaries.baselines",
+            "from xmc_jax import propensity\nfrom .formats import Split",
+        ),
+        ("xmc_jax.models.heads.unidec", "import flax\nfrom xmc_jax.contracts import TokenBatch"),
+        (
+            "xmc_jax.training.refresh",
+            "from xmc_jax import train_step\nfrom xmc_jax.data import index",
+        ),
         ("xmc_jax.train", "from xmc_jax import __version__, train_loop"),
         ("configs.unidec", "import ml_collections\nfrom xmc_jax import catalog, config_args"),
         (
@@ -146,7 +152,9 @@ def test_a_package_resolves_its_own_dots() -> None:
     assert imports("xmc_jax.losses", "from .margin import x", is_package=True) == {
         "xmc_jax.losses.margin.x"
     }
-    assert imports("xmc_jax.data.pools", "from ..tokens import x") == {"xmc_jax.tokens.x"}
+    assert imports("xmc_jax.data.batching.pools", "from ..tokens import x") == {
+        "xmc_jax.contracts.x"
+    }
 
 
 def test_losses_load_with_jax_alone() -> None:

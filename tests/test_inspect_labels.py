@@ -10,8 +10,8 @@ import pytest
 import tiny
 from scipy.sparse import csr_matrix
 
-from xmc_jax import label_charts
 from xmc_jax.data.dataset import Split, make_dataset
+from xmc_jax.data.summaries import label_charts
 
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 

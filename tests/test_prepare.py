@@ -14,9 +14,11 @@ import pytest
 import tiny
 from scipy.sparse import csr_matrix
 
-from xmc_jax import catalog, training_data
-from xmc_jax.data import canonical, formats, summary
+from xmc_jax import catalog
 from xmc_jax.data.dataset import Split, make_dataset
+from xmc_jax.data.readers import canonical, formats
+from xmc_jax.data.summaries import summary
+from xmc_jax.training import training_data
 
 ROOT = Path(__file__).parent.parent
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs import unidec
-from xmc_jax import runs
+from xmc_jax.runs.launch import launch
 
 EPOCHS = 10  # of the configuration's 45: enough to tell the two apart
 
@@ -17,7 +17,7 @@ def train(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes) -> dict[str,
     config = unidec.get_config("wordnet-mini")
     config.epochs, config.eval_epochs = EPOCHS, 1000
     config.update(changes)
-    return runs.start(config, folder / "run")["heads"]["concat"]["filtered"]
+    return launch.start(config, folder / "run")["heads"]["concat"]["filtered"]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from absl import flags
 
-from xmc_jax import console
+from xmc_jax.host import console
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Work directory of a run.", required=True)
 _SPLIT = flags.DEFINE_enum("split", "test", ["test", "held_out"], "Rows to evaluate.")
@@ -31,7 +31,7 @@ _SAVE = flags.DEFINE_string(
 
 def main(argv: list[str]) -> None:
     """Parse flags, make one call, print the result."""
-    from xmc_jax import open_runs, report
+    from xmc_jax.runs.launch import open_runs, result_tables
 
     del argv
     console.setup()
@@ -51,8 +51,8 @@ def main(argv: list[str]) -> None:
         )
     except (ValueError, OSError) as error:
         console.fail(error)
-    print(report.table(result))
-    print(report.threshold_table(thresholds, next(iter(result["heads"]))))
+    print(result_tables.table(result))
+    print(result_tables.threshold_table(thresholds, next(iter(result["heads"]))))
 
 
 if __name__ == "__main__":

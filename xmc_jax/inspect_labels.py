@@ -9,7 +9,7 @@ from pathlib import Path
 
 from absl import flags
 
-from xmc_jax import console
+from xmc_jax.host import console
 
 _DATA = flags.DEFINE_string("data", None, "Folder, one .jsonl/.tsv/.csv file, or catalog name.")
 _LABELS = flags.DEFINE_string(
@@ -21,8 +21,8 @@ _DEPTH = flags.DEFINE_integer("depth", 10, "Neighbours of a label.", lower_bound
 
 def main(argv: list[str]) -> None:
     """Parse flags, make one call, print the bars."""
-    from xmc_jax import label_charts
-    from xmc_jax.data import formats
+    from xmc_jax.data.readers import formats
+    from xmc_jax.data.summaries import label_charts
 
     del argv
     console.setup()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from absl import flags
 
-from xmc_jax import console
+from xmc_jax.host import console
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Work directory of a run.", required=True)
 _INPUT = flags.DEFINE_string("input", "-", "Texts, one a line; - = standard input.")

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from xmc_jax import open_runs
-from xmc_jax.data import corpus
-from xmc_jax.training_data import WORD_VECTORS
-from xmc_jax.workdir import replacing
+from xmc_jax.data.tokens import token_stores
+from xmc_jax.runs.launch import open_runs
+from xmc_jax.training.training_data import WORD_VECTORS
+from xmc_jax.training.workdir import replacing
 
 BLOCK_TEXTS = 8192  # of a file, in memory at once
 
@@ -165,12 +165,12 @@ class Predictor:
             raise ValueError(f"head {head!r}: expected one of {self.heads}; {reason}.")
         return head
 
-    def _tokens(self, texts: Sequence[str], *, keep: bool = False) -> corpus.TokenStore:
+    def _tokens(self, texts: Sequence[str], *, keep: bool = False) -> token_stores.TokenStore:
         """Of texts; ``keep`` what frozen layers put out for them, for the next time."""
         if isinstance(texts, str):  # its letters would be taken for texts
             raise ValueError(f"found one string, {texts[:40]!r}; expected a list of texts: [text].")
         config = self._run.config
-        tokens = corpus.encode(
+        tokens = token_stores.encode(
             texts,
             self._run.tokenizer,
             max_length=config.max_length,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from xmc_jax import console
+from xmc_jax.host import console
 
 _INPUT = flags.DEFINE_string("input", None, "Folder, one .jsonl/.tsv/.csv file, or catalog name.")
 _OUTPUT = flags.DEFINE_string("output", "", "New folder for the canonical form; '' = only check.")
@@ -18,7 +18,7 @@ _TEXT = flags.DEFINE_enum(
 
 def main(argv: list[str]) -> None:
     """Parse flags, make one call, print the report."""
-    from xmc_jax.data import summary
+    from xmc_jax.data.summaries import summary
 
     del argv
     console.setup()

@@ -11,7 +11,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from xmc_jax import console
+from xmc_jax.host import console
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration, as FILE.py:OPTIONS.")
 _WORKDIR = flags.DEFINE_string("workdir", "", "Work directory; default runs/<config>-<options>.")
@@ -20,8 +20,8 @@ _DATA = flags.DEFINE_string("data", "", "Folder of the data set, or a root that 
 
 def main(argv: list[str]) -> None:
     """Parse flags, make one call, print the result."""
-    from xmc_jax import report, runs
-    from xmc_jax.train_loop import TrainingError
+    from xmc_jax.runs.launch import launch, result_tables
+    from xmc_jax.training.loop import TrainingError
 
     del argv
     console.setup()
@@ -31,14 +31,14 @@ def main(argv: list[str]) -> None:
     folder = Path(_WORKDIR.value or _default_workdir())
     try:
         given = config_flags.get_override_values(flags.FLAGS["config"])
-        result = runs.start(config, folder, overrides=given)
+        result = launch.start(config, folder, overrides=given)
     except (ValueError, OSError, TrainingError) as error:
         console.fail(error)
     except KeyboardInterrupt:  # while nothing was being trained
         print("interrupted: run the same command again", file=sys.stderr)
         sys.exit(130)
     if result:
-        print(report.table(result))
+        print(result_tables.table(result))
     print(f"work directory: {folder}")
 
 

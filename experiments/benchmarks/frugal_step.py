@@ -19,12 +19,13 @@ import numpy as np
 from configs import frugal
 from experiments.benchmarks import harness, ours, problem
 from experiments.benchmarks.harness import Contender, Subject
-from xmc_jax import build, encoders
-from xmc_jax.batch_source import BatchSource
-from xmc_jax.frugal_source import GraphRows
-from xmc_jax.models.bag import BagEncoder
-from xmc_jax.models.unidec import UniDEC
-from xmc_jax.train_loop import CompiledStep, Run
+from xmc_jax.models.encoders.bag import BagEncoder
+from xmc_jax.models.heads.unidec import UniDEC
+from xmc_jax.runs.launch import build
+from xmc_jax.systems import encoders
+from xmc_jax.systems.frugal.source import GraphRows
+from xmc_jax.training.loop import CompiledStep, Run
+from xmc_jax.training.source import BatchSource
 
 VOCABULARY, LABELS, LABELS_A_POINT = 30_000, 100_000, 5.0
 UNIDEC = "unidec, bag"

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from experiments import ledger
-from xmc_jax import allocator
+from xmc_jax.host import allocator
 
 PACKAGES = ("jax", "jaxlib", "numpy", "faiss-cpu", "torch", "transformers", "sentence-transformers")
 

@@ -23,10 +23,11 @@ from ml_collections import ConfigDict
 
 from experiments.benchmarks import harness, ours, problem, train_step
 from experiments.benchmarks.harness import Contender, Subject
-from xmc_jax import allocator, catalog
-from xmc_jax.batch_source import BatchSource
-from xmc_jax.mining import Refresh
-from xmc_jax.train_state import num_bytes
+from xmc_jax import catalog
+from xmc_jax.host import allocator
+from xmc_jax.training.refresh import Refresh
+from xmc_jax.training.source import BatchSource
+from xmc_jax.training.state import num_bytes
 
 AMAZON = catalog.get("LF-AmazonTitles-1.3M")
 STEPS = 4  # in a turn of "keeps up"

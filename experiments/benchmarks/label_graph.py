@@ -16,7 +16,7 @@ from scipy.sparse import csr_matrix
 from experiments import synthetic
 from experiments.benchmarks import harness
 from experiments.benchmarks.harness import Contender, Subject
-from xmc_jax.data import gandalf, label_features
+from xmc_jax.data.graph import gandalf, label_features
 
 DELTA = 0.1
 

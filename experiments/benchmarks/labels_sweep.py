@@ -16,10 +16,10 @@ import numpy as np
 
 from experiments.benchmarks import harness, ours, problem
 from experiments.benchmarks.harness import Contender, Subject
-from xmc_jax.batch_source import BatchSource
-from xmc_jax.models.bag import BagEncoder
-from xmc_jax.models.unidec import UniDEC
-from xmc_jax.train_step import StepBatch
+from xmc_jax.models.encoders.bag import BagEncoder
+from xmc_jax.models.heads.unidec import UniDEC
+from xmc_jax.systems.unidec.step import StepBatch
+from xmc_jax.training.source import BatchSource
 
 VOCABULARY, DIM = 30_000, 64
 

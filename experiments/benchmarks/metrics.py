@@ -17,7 +17,7 @@ from scipy.sparse import csr_matrix
 from experiments.benchmarks import harness
 from experiments.benchmarks.harness import Contender, Subject
 from xmc_jax import metrics
-from xmc_jax.propensity import inverse_propensity
+from xmc_jax.metrics.propensity import inverse_propensity
 
 KS = (1, 3, 5)
 DEPTH = 10  # predictions a row

@@ -13,12 +13,13 @@ from ml_collections import ConfigDict
 
 from experiments.benchmarks.harness import Subject
 from experiments.benchmarks.problem import Problem
-from xmc_jax import build, label_pool
 from xmc_jax.models import pretrained
-from xmc_jax.models.unidec import UniDEC
-from xmc_jax.train_loop import CompiledStep, Run
-from xmc_jax.train_state import TrainState, new_state
-from xmc_jax.train_step import StepBatch, objective_parts
+from xmc_jax.models.heads.unidec import UniDEC
+from xmc_jax.runs.launch import build
+from xmc_jax.systems.unidec.step import StepBatch, objective_parts
+from xmc_jax.tables import label_pool
+from xmc_jax.training.loop import CompiledStep, Run
+from xmc_jax.training.state import TrainState, new_state
 
 
 def train_step(problem: Problem, form: str) -> Subject:

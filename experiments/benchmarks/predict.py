@@ -19,14 +19,14 @@ import numpy as np
 from experiments.benchmarks import harness, problem
 from experiments.benchmarks.harness import Contender, Subject
 from experiments.benchmarks.refresh import best, recall
-from xmc_jax import evaluation
-from xmc_jax.data import corpus
-from xmc_jax.data import tokenizer as tokenizers
-from xmc_jax.data.index import Index
-from xmc_jax.embedding import Embedder
-from xmc_jax.models.bag import BagEncoder
-from xmc_jax.models.transformer import TransformerEncoder
-from xmc_jax.models.unidec import UniDEC
+from xmc_jax.data.search.index import Index
+from xmc_jax.data.tokens import token_stores
+from xmc_jax.data.tokens import tokenizer as tokenizers
+from xmc_jax.models.encoders.bag import BagEncoder
+from xmc_jax.models.encoders.transformer import TransformerEncoder
+from xmc_jax.models.heads.unidec import UniDEC
+from xmc_jax.systems.embedding import Embedder
+from xmc_jax.training import evaluation
 
 TOP, VOCABULARY, TOPICS, TOPIC_WORDS = 100, 2000, 6000, 16
 
@@ -73,7 +73,7 @@ def predictor(shape: str, kind: str, labels: int, sizes: tuple[int, ...], dtype:
     embedder = Embedder(model, row_length=32)
 
     def vectors_of(some: list[str]) -> np.ndarray:
-        store = corpus.encode(some, pieces, max_length=problem.MAX_LENGTH)
+        store = token_stores.encode(some, pieces, max_length=problem.MAX_LENGTH)
         return evaluation.query_vectors(embedder, params, store, None, "concat")
 
     vectors = vectors_of(label_texts)

@@ -17,18 +17,18 @@ from scipy.sparse import csr_matrix
 from tokenizers import Tokenizer
 
 from configs import unidec
-from xmc_jax import training_data
-from xmc_jax.batch_source import BatchSource
 from xmc_jax.catalog import Entry
-from xmc_jax.data import packing
-from xmc_jax.data import tokenizer as tokenizers
-from xmc_jax.data.corpus import TokenStore
+from xmc_jax.data.batching import packing
 from xmc_jax.data.dataset import Dataset
+from xmc_jax.data.tokens import tokenizer as tokenizers
+from xmc_jax.data.tokens.token_stores import TokenStore
 from xmc_jax.models import pretrained
-from xmc_jax.models.transformer import TransformerConfig, TransformerEncoder
-from xmc_jax.models.unidec import UniDEC
-from xmc_jax.train_step import StepBatch
-from xmc_jax.training_data import TrainingData
+from xmc_jax.models.encoders.transformer import TransformerConfig, TransformerEncoder
+from xmc_jax.models.heads.unidec import UniDEC
+from xmc_jax.systems.unidec.step import StepBatch
+from xmc_jax.training import training_data
+from xmc_jax.training.source import BatchSource
+from xmc_jax.training.training_data import TrainingData
 
 SHAPES = {
     "minilm": TransformerConfig.minilm(),

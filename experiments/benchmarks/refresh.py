@@ -19,7 +19,7 @@ import numpy as np
 
 from experiments.benchmarks import harness, problem
 from experiments.benchmarks.harness import Contender, Subject
-from xmc_jax.data import tokenizer as tokenizers
+from xmc_jax.data.tokens import tokenizer as tokenizers
 
 TEXTS, DIM, TOP, TOPICS = 2000, 256, 100, 2000
 # Mining searches many queries at once, which is what our inverted lists are made for. Vectors in
@@ -78,17 +78,17 @@ def embed(options: argparse.Namespace, number: int) -> dict[str, Any]:
 
 def our_encode(folder: Path, texts: list[str], dtype: str) -> Subject:
     """The package's embedder, tokenising included; the dual encoder without a head."""
-    from xmc_jax.data import corpus
-    from xmc_jax.embedding import Embedder
+    from xmc_jax.data.tokens import token_stores
     from xmc_jax.models import pretrained
-    from xmc_jax.models.unidec import UniDEC
+    from xmc_jax.models.heads.unidec import UniDEC
+    from xmc_jax.systems.embedding import Embedder
 
     encoder, weights = pretrained.load_encoder(folder, pooling="mean", compute_dtype=dtype)
     embedder = Embedder(UniDEC(encoder), row_length=32)
     pieces = tokenizers.load_tokenizer(folder)
 
     def encode(texts: list[str]) -> np.ndarray:
-        store = corpus.encode(texts, pieces, max_length=problem.MAX_LENGTH)
+        store = token_stores.encode(texts, pieces, max_length=problem.MAX_LENGTH)
         return embedder.de({"encoder": weights}, store)
 
     return Subject(lambda _: encode(texts), {"vectors": encode(texts[:20])})
@@ -153,7 +153,7 @@ def vectors(number: int, *, lie: str = "topics", seed: int = 0) -> np.ndarray:
 
 def our_clusters(points: int, levels: int) -> Subject:
     """`balanced_clusters`."""
-    from xmc_jax.data import clustering
+    from xmc_jax.data.search import clustering
 
     x, sizes = vectors(points), []
 
@@ -200,7 +200,7 @@ def search(
 
 def our_index(kind: str, labels: int, queries: int, lie: str) -> Subject:
     """`Index`."""
-    from xmc_jax.data.index import Index
+    from xmc_jax.data.search.index import Index
 
     x, started = vectors(labels, lie=lie), time.perf_counter()
     built = Index.build(x, kind, seed=0, sample_queries=vectors(500, lie=lie, seed=2))
@@ -241,7 +241,7 @@ def searched(x: np.ndarray, q: np.ndarray, search: Callable, facts: dict[str, An
 
 def best(queries: np.ndarray, x: np.ndarray, k: int) -> np.ndarray:
     """Rows of ``x`` with the k highest inner products."""
-    from xmc_jax.data.exact_search import exact_search
+    from xmc_jax.data.search.exact_search import exact_search
 
     return exact_search(queries, x, k)[1]
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from xmc_jax.data import formats, splits
+from xmc_jax.data import splits
 from xmc_jax.data.dataset import Split
+from xmc_jax.data.readers import formats
 
 NO_PAIRS = np.zeros((0, 2), dtype=np.int64)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from xmc_jax.tokens import TokenBatch
+from xmc_jax.contracts import TokenBatch
 
 
 def random_texts(seed: int, count: int, vocab_size: int, max_length: int) -> list[np.ndarray]:

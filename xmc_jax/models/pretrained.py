@@ -20,7 +20,7 @@ from flax import traverse_util
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from xmc_jax.models.transformer import TransformerConfig, TransformerEncoder
+from xmc_jax.models.encoders.transformer import TransformerConfig, TransformerEncoder
 
 Params = dict[str, Any]
 

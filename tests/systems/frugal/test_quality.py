@@ -1,0 +1,43 @@
+"""Frugal systems learn something on the bundled data: more than what is frequent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from configs import frugal
+from xmc_jax import metrics
+from xmc_jax.data.summaries import baselines
+from xmc_jax.metrics.propensity import inverse_propensity
+from xmc_jax.runs.launch import launch, open_runs
+
+TFIDF_NEAREST_LABEL = 21.17  # P@5 of `baselines.tfidf_nearest_label`; see test_baselines.py
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", frugal.SYSTEMS)
+def test_above_the_baselines(system, tmp_path, optimised):
+    """A quarter of the configuration's epochs, or 15 of InceptionXML-LF's 20.
+
+    Convolutions must learn from 1,850 points what a bag of words knows from the start, that a query
+    and a label share a word.
+    """
+    config = frugal.get_config(f"{system},wordnet-mini")
+    config.epochs = 15 if system == "inceptionxml-lf" else 10
+    config.eval_epochs = 1000
+    result = launch.start(config, tmp_path / "run")
+    found = result["heads"]["clf"]["filtered"]
+    opened = open_runs.open_run(tmp_path / "run")
+    assert open_runs.evaluate_run(opened) == result
+    data = opened.load_data()
+    train, test = data.dataset.train.labels, data.test
+    popular = metrics.evaluate(
+        np.asarray(baselines.popularity(train, len(test.rows), 100)),
+        test.truth,
+        filter_pairs=test.filter_pairs,
+        inverse_propensity=inverse_propensity(train, a=data.entry.a, b=data.entry.b),
+    )
+    assert found.keys() == popular.keys()
+    assert all(found[name] > popular[name] for name in popular), (found, popular)
+    if config.label_text:
+        assert found["P@5"] > TFIDF_NEAREST_LABEL, found

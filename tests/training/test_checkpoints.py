@@ -1,0 +1,218 @@
+"""Checkpoints: whole or not at all, the right one is chosen, damage and strangers are noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xmc_jax.tables.row_adam import init
+from xmc_jax.training import checkpoints
+from xmc_jax.training.state import TrainState, all_finite, make_optimizer, new_state
+from xmc_jax.training.workdir import write_json
+
+
+def state_at(step: int, dim: int = 4, *, table_dtype=jnp.float32) -> TrainState:
+    rng = np.random.default_rng(step)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    params = {"encoder": {"x": draw(50, dim)}, "de_head": {"kernel": draw(dim, dim)}}
+    optimizer = make_optimizer(encoder_rate=0.1, head_rate=0.1, clip_norm=1.0)
+    table = draw(20, dim).astype(table_dtype)
+    state = new_state(params, optimizer, table)
+    moments = init(table)._replace(m=draw(20, dim).astype(table_dtype))
+    return state._replace(step=jnp.int32(step), table_state=moments)
+
+
+def like(**options) -> TrainState:
+    return jax.eval_shape(lambda: state_at(0, **options))
+
+
+def save(workdir: Path, step: int, held_out: float | None = None, **options) -> TrainState:
+    state = state_at(step, **options)
+    checkpoints.save(workdir, state, {"epoch": step // 10, "held_out": held_out})
+    return state
+
+
+def damage(workdir: Path, step: int, pattern: str = "**/*", *, same_size: bool = False) -> Path:
+    """Cuts the largest file of a checkpoint in half, or overwrites its bytes."""
+    files = [p for p in (workdir / "checkpoints" / str(step)).glob(pattern) if p.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
+    size = largest.stat().st_size
+    largest.write_bytes(b"\xff" * size if same_size else largest.read_bytes()[: size // 2])
+    return largest
+
+
+def assert_equal(found: TrainState, expected: TrainState) -> None:
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+
+
+def test_restored_state_is_the_saved_one(tmp_path):
+    save(tmp_path, 10)
+    state = save(tmp_path, 20, 3.5)
+    found, info = checkpoints.restore_latest(tmp_path, like())
+    assert_equal(found, state)
+    assert info["step"] == 20 and info["epoch"] == 2 and info["held_out"] == 3.5
+    model = checkpoints.restore_model(
+        tmp_path, 10, {"params": like().params, "table": like().table}
+    )
+    np.testing.assert_array_equal(model["table"], state_at(10).table)
+
+
+def test_nothing_saved_is_nothing_restored(tmp_path):
+    assert checkpoints.restore_latest(tmp_path, like()) is None
+    assert checkpoints.best_step(tmp_path) is None and checkpoints.steps(tmp_path) == []
+
+
+def test_best_is_kept_with_the_last_two(tmp_path):
+    for step, score in ((10, 1.0), (20, 4.0), (30, 2.0), (40, None), (50, 3.0)):
+        save(tmp_path, step, score)
+        (tmp_path / "checkpoints" / "7.tmp").mkdir()
+        checkpoints.prune(tmp_path)
+    assert checkpoints.best_step(tmp_path) == 20
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["20", "40", "50"]
+
+
+def test_without_scores_the_last_is_best_and_of_equals_the_later(tmp_path):
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    assert checkpoints.best_step(tmp_path) == 20
+    save(tmp_path, 30, 5.0)
+    save(tmp_path, 40, 5.0)
+    assert checkpoints.best_step(tmp_path) == 40
+
+
+def test_same_step_again_only_changes_what_is_said_of_it(tmp_path):
+    save(tmp_path, 10)
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "checkpoints").rglob("d/*")}
+    save(tmp_path, 10, 2.5)
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    assert checkpoints.info(tmp_path, 10)["held_out"] == 2.5
+
+
+@pytest.mark.parametrize("same_size", [False, True])
+@pytest.mark.parametrize("pattern", ["**/d/*", "model/_METADATA", "optimizer/manifest.ocdbt"])
+def test_damaged_checkpoint_falls_back_and_is_written_again(tmp_path, caplog, pattern, same_size):
+    older, newer = save(tmp_path, 10), save(tmp_path, 20)
+    path = damage(tmp_path, 20, pattern, same_size=same_size)
+    found, _ = checkpoints.restore_latest(tmp_path, like())
+    assert_equal(found, older)
+    assert f"{tmp_path / 'checkpoints/20'} is damaged" in caplog.text
+    assert "falling back to the one before" in caplog.text
+    if not same_size:
+        assert path.name in caplog.text and "bytes" in caplog.text
+    assert checkpoints.steps(tmp_path) == [10]
+    save(tmp_path, 20)  # training comes to that step again
+    assert_equal(checkpoints.restore_latest(tmp_path, like())[0], newer)
+    checkpoints.prune(tmp_path)
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["10", "20"]
+
+
+@pytest.mark.parametrize("manifest", ["", "null", "{}", "[1]", None])
+def test_broken_or_missing_manifest_is_damage(tmp_path, manifest, caplog):
+    older = save(tmp_path, 10, 1.0)
+    save(tmp_path, 20, 2.0)
+    path = tmp_path / "checkpoints/20" / checkpoints.MANIFEST
+    path.unlink() if manifest is None else path.write_text(manifest)
+    assert checkpoints.best_step(tmp_path) == 10
+    assert "left out" in caplog.text
+    assert_equal(checkpoints.restore_latest(tmp_path, like())[0], older)
+
+
+def test_all_damaged_is_an_error_and_changes_nothing(tmp_path):
+    for step in (10, 20):
+        save(tmp_path, step)
+        damage(tmp_path, step)
+    with pytest.raises(checkpoints.CheckpointError, match=r"none of the checkpoints \[10, 20\]"):
+        checkpoints.restore_latest(tmp_path, like())
+    assert checkpoints.steps(tmp_path) == [10, 20]
+    assert checkpoints.best_step(tmp_path) is None
+
+
+def test_damaged_model_names_the_sound_ones(tmp_path):
+    for step in (10, 20):
+        save(tmp_path, step)
+    damage(tmp_path, 20)
+    wanted = {"params": like().params, "table": like().table}
+    with pytest.raises(checkpoints.CheckpointError, match=r"Sound checkpoints here: \[10\]"):
+        checkpoints.restore_model(tmp_path, 20, wanted)
+    with pytest.raises(checkpoints.CheckpointError, match="30"):
+        checkpoints.restore_model(tmp_path, 30, wanted)
+
+
+def test_bytes_changed_in_the_model_are_an_error(tmp_path):
+    save(tmp_path, 10)
+    files = [p for p in (tmp_path / "checkpoints/10/model").rglob("d/*") if p.is_file()]
+    for path in files:
+        path.write_bytes(b"\xff" * path.stat().st_size)
+    wanted = {"params": like().params, "table": like().table}
+    with pytest.raises(checkpoints.CheckpointError, match="cannot be read"):
+        checkpoints.restore_model(tmp_path, 10, wanted)
+
+
+@pytest.mark.parametrize("options", [{"dim": 5}, {"table_dtype": jnp.bfloat16}])
+def test_checkpoint_of_another_model_lists_the_differences(tmp_path, options):
+    save(tmp_path, 10)
+    with pytest.raises(checkpoints.CheckpointError, match="checkpoint of another model") as error:
+        checkpoints.restore_latest(tmp_path, like(**options))
+    assert "table: checkpoint (20, 4) float32, this model (20, " in str(error.value)
+    assert ("encoder/x" in str(error.value)) == ("dim" in options)
+    assert checkpoints.steps(tmp_path) == [10]  # not set aside: it is sound
+
+
+def test_missing_and_surplus_arrays_are_listed(tmp_path):
+    save(tmp_path, 10)
+    want = like()
+    del want.params["de_head"]
+    want.params["extra"] = jax.ShapeDtypeStruct((3,), jnp.float32)
+    with pytest.raises(checkpoints.CheckpointError) as error:
+        checkpoints.restore_latest(tmp_path, want)
+    assert "de_head/kernel: checkpoint (4, 4) float32, this model lacks it" in str(error.value)
+    assert "extra: checkpoint lacks it, this model (3,) float32" in str(error.value)
+
+
+def test_full_disk_keeps_the_checkpoint_before(small_disk):
+    disk = small_disk.folder
+    older = save(disk, 10)
+    with pytest.raises(OSError, match="step 20 could not be written") as error:
+        save(disk, 20, dim=600)
+    assert "Earlier checkpoints are untouched" in str(error.value)
+    assert os.listdir(disk / "checkpoints") == ["10"]
+    assert_equal(checkpoints.restore_latest(disk, like())[0], older)
+
+
+def test_kill_between_files_leaves_no_checkpoint(tmp_path):
+    save(tmp_path, 10)
+    os.rename(tmp_path / "checkpoints/10", tmp_path / "checkpoints/10.tmp")
+    assert checkpoints.steps(tmp_path) == []
+    state = save(tmp_path, 10)
+    assert_equal(checkpoints.restore_latest(tmp_path, like())[0], state)
+    assert os.listdir(tmp_path / "checkpoints") == ["10"]
+
+
+def test_manifest_names_every_file(tmp_path):
+    save(tmp_path, 10)
+    folder = tmp_path / "checkpoints/10"
+    listed = json.loads((folder / checkpoints.MANIFEST).read_text())["files"]
+    there = {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+    del there[checkpoints.MANIFEST]
+    assert listed == there
+    write_json(folder / checkpoints.MANIFEST, {"files": {**listed, "gone": 1}})
+    assert checkpoints.best_step(tmp_path) is None
+
+
+def test_all_finite_sees_every_kind_of_array():
+    state = state_at(3)
+    assert all_finite(state)
+    assert not all_finite(state._replace(table=state.table.at[3, 1].set(jnp.nan)))
+    moments = state.table_state._replace(v=state.table_state.v.at[0, 0].set(jnp.inf))
+    assert not all_finite(state._replace(table_state=moments))
+    bits = jax.lax.bitcast_convert_type(state.table.astype(jnp.bfloat16), jnp.uint16)
+    assert all_finite(state._replace(table=bits))
+    assert not all_finite(state._replace(table=bits.at[0, 0].set(0x7F80)))
+    assert all_finite(state._replace(table=None, table_state=None))

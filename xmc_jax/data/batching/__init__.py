@@ -1,0 +1,1 @@
+"""Batches on the host: epochs, packed rows, label pools."""

@@ -1,0 +1,1 @@
+"""The label graph, Gandalf's targets, and features of labels."""

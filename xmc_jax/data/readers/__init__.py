@@ -1,0 +1,1 @@
+"""Readers: from people's files to a data set."""

@@ -1,0 +1,193 @@
+"""The canonical form on disk: mapped texts and arrays, written once, loaded at once."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from absl import logging
+from scipy import sparse
+from scipy.sparse import csr_matrix
+
+from xmc_jax.data import texts as texts_lib
+from xmc_jax.data.dataset import Dataset, Split
+from xmc_jax.data.readers.layouts import Layout
+from xmc_jax.data.readers.raw_files import DataError, problem, remove_stale
+from xmc_jax.data.texts import LineTexts
+
+FORMAT_VERSION = 1
+DESCRIPTION = "dataset.json"
+_TEXT_FILES = {"train": "train.txt", "test": "test.txt", "labels": "labels.txt"}
+_AGAIN = "Delete the folder and write it again with python -m xmc_jax.prepare."
+
+
+def save(dataset: Dataset, folder: str | os.PathLike[str], *, recipe: str | None = None) -> None:
+    """Writes the canonical form; a folder that already holds this very data set is left as it is.
+
+    Everything is written beside the folder under a temporary name, then renamed.
+
+    Args:
+      dataset: what to write.
+      folder: must not exist, or be empty, or hold the same data set.
+      recipe: what the texts were made of ("title", ...), for the record.
+
+    Raises:
+      DataError: the folder holds something else.
+    """
+    folder = Path(folder)
+    if (folder / DESCRIPTION).is_file() and read_description(folder)["digest"] == dataset.digest:
+        return
+    check_free(folder)
+    with temporary_folder(folder) as temporary:
+        write_into(dataset, temporary, recipe)
+        os.replace(temporary, folder)
+
+
+def check_free(folder: Path) -> None:
+    """Raises `DataError` unless the folder does not exist or is empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(
+            f"{folder}: found something there already; expected a new or empty folder (or one that "
+            "holds this very data set). Choose another place, or delete it."
+        )
+
+
+@contextlib.contextmanager
+def temporary_folder(folder: Path) -> Iterator[Path]:
+    """Gives a new folder beside ``folder``; whatever is still there afterwards is removed."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale(folder.parent, f".{folder.name}")
+        made = tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent)
+    except OSError as error:
+        raise OSError(
+            f"{folder.parent} cannot be written to ({error.strerror}). Choose another folder; that "
+            "of copies made by training is the environment variable XMC_CACHE."
+        ) from error
+    temporary = Path(made)
+    temporary.chmod(0o755)  # mkdtemp's folders are for the owner alone
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_into(dataset: Dataset, folder: Path, recipe: str | None = None) -> None:
+    """Writes the files of the canonical form into an existing folder; the description last."""
+    sources = {
+        "train": dataset.train.texts,
+        "test": dataset.test.texts,
+        "labels": dataset.label_texts,
+    }
+    for role, name in _TEXT_FILES.items():
+        texts = sources[role]
+        if not (isinstance(texts, LineTexts) and texts.is_whole(folder / name)):
+            texts = texts_lib.write_lines(folder / name, texts)
+        np.save(folder / f"{role}_offsets.npy", texts.offsets())
+    for role, split in (("train", dataset.train), ("test", dataset.test)):
+        labels = split.labels
+        # Bytes on disk: every value is 1, and reading 4 bytes each would double the time.
+        values = np.ones(labels.nnz, dtype=np.uint8)
+        matrix = csr_matrix((values, labels.indices, labels.indptr), shape=labels.shape)
+        sparse.save_npz(folder / f"{role}_labels.npz", matrix, compressed=False)
+        np.save(folder / f"{role}_filter.npy", np.asarray(split.filter_pairs, dtype=np.int64))
+    files = sorted(path for path in folder.iterdir())
+    description = {
+        "format_version": FORMAT_VERSION,
+        "name": dataset.name,
+        "num_train": len(dataset.train),
+        "num_test": len(dataset.test),
+        "num_labels": len(dataset.label_texts),
+        "digest": dataset.digest,
+        "text": recipe,
+        "notes": list(dataset.notes),
+        "files": {path.name: path.stat().st_size for path in files},
+    }
+    (folder / DESCRIPTION).write_text(json.dumps(description, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_description(folder: Path) -> dict:
+    """Returns ``dataset.json``.
+
+    Raises:
+      DataError: not such a file, or one of another format version.
+    """
+    path = folder / DESCRIPTION
+    try:
+        description = json.loads(path.read_text())
+        version = description["format_version"]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        found = f"a description that cannot be read ({error!r})"
+        raise problem(path, None, found, "one written by this package", _AGAIN) from error
+    if version != FORMAT_VERSION:
+        found = f"format version {version}"
+        raise problem(path, None, found, f"version {FORMAT_VERSION}", _AGAIN)
+    return description
+
+
+def load_canonical(layout: Layout) -> Dataset:
+    """Maps a canonical folder: time and memory do not depend on the texts.
+
+    Raises:
+      DataError: a file is missing or is not as it was written.
+    """
+    folder = layout.root
+    description = read_description(folder)
+    for name, size in description["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise problem(path, None, "no file", f"{size} bytes", _AGAIN)
+        if path.stat().st_size != size:
+            found = f"{path.stat().st_size} bytes"
+            raise problem(path, None, found, f"{size}, as written (it was changed)", _AGAIN)
+    texts = {
+        role: LineTexts(folder / name, offsets=np.load(folder / f"{role}_offsets.npy", "r"))
+        for role, name in _TEXT_FILES.items()
+    }
+    splits = {}
+    for role in ("train", "test"):
+        matrix = sparse.load_npz(folder / f"{role}_labels.npz")
+        matrix.data = np.ones(matrix.nnz, dtype=np.float32)
+        matrix.has_canonical_format = True
+        pairs = np.load(folder / f"{role}_filter.npy")
+        splits[role] = Split(texts[role], csr_matrix(matrix), pairs)
+        if len(texts[role]) != matrix.shape[0] or len(texts["labels"]) != matrix.shape[1]:
+            found = f"{len(texts[role])} texts, {len(texts['labels'])} labels"
+            path = folder / f"{role}_labels.npz"
+            raise problem(path, None, f"shape {matrix.shape}", f"a matrix for {found}", _AGAIN)
+    return Dataset(
+        name=description["name"],
+        train=splits["train"],
+        test=splits["test"],
+        label_texts=texts["labels"],
+        digest=description["digest"],
+        notes=tuple(description["notes"]),
+    )
+
+
+def cache_folder(layout: Layout, recipe: str, cache_root: str | os.PathLike[str] | None) -> Path:
+    """Returns where the canonical form of a raw data set is kept: changes when its files do."""
+    root = cache_root or os.environ.get("XMC_CACHE") or Path("~/.cache/xmc_jax")
+    state = hashlib.blake2b(digest_size=8)
+    state.update(f"{FORMAT_VERSION} {recipe} {layout.kind}\n".encode())
+    for role, path in sorted(layout.files.items()):
+        found = path.stat()
+        state.update(f"{role} {path} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return Path(root).expanduser() / f"{layout.name}-{state.hexdigest()}"
+
+
+def publish(temporary: Path, folder: Path) -> None:
+    """Renames a finished folder to its place; another process that was first is as good."""
+    try:
+        os.replace(temporary, folder)
+    except OSError:
+        if not (folder / DESCRIPTION).is_file():
+            raise
+        logging.info("%s was written by another process meanwhile", folder)

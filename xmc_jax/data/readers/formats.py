@@ -1,0 +1,119 @@
+"""Data sets from disk: finds them, reads every layout, keeps a canonical copy of raw ones.
+
+Example::
+
+  folder = find_folder("wordnet-mini")
+  dataset = load(ensure_canonical(folder, text="title"))
+  dataset.train.texts[0], dataset.train.labels[0].indices
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from absl import logging
+
+from xmc_jax import catalog
+from xmc_jax.data.dataset import Dataset, Split, digest, filter_matrix, make_dataset
+from xmc_jax.data.readers import canonical, layouts, own_data, raw_readers
+from xmc_jax.data.readers.canonical import save
+from xmc_jax.data.readers.layouts import find_folder
+from xmc_jax.data.readers.raw_files import DataError
+
+_SMALL_BYTES = 4 << 20
+
+__all__ = [
+    "DataError",
+    "Dataset",
+    "Split",
+    "check_sizes",
+    "digest",
+    "ensure_canonical",
+    "filter_matrix",
+    "find_folder",
+    "load",
+    "make_dataset",
+    "save",
+]
+
+
+def load(
+    folder: str | os.PathLike[str],
+    *,
+    text: str = "title",
+    text_folder: Path | None = None,
+) -> Dataset:
+    """Reads a folder (or one file of people's own data) of any layout.
+
+    Args:
+      folder: what `find_folder` or `ensure_canonical` returned.
+      text: "title" or "title+content"; layouts that hold one text a row, and the canonical form,
+        give the texts they have.
+      text_folder: where the texts of a raw layout go as files; None = memory.
+
+    Raises:
+      DataError: whatever is wrong with the files, with file, line, and what to do.
+    """
+    if text not in raw_readers.RECIPES:
+        raise ValueError(f"text: found {text!r}; expected one of {raw_readers.RECIPES}.")
+    layout = layouts.detect(folder)
+    if layout.kind == layouts.CANONICAL:
+        return canonical.load_canonical(layout)
+    place = raw_readers.TextPlace(text_folder)
+    if layout.kind == layouts.OWN:
+        return own_data.read_own(layout, place)
+    return raw_readers.read_public(layout, text, place)
+
+
+def ensure_canonical(
+    folder_or_file: str | os.PathLike[str],
+    *,
+    text: str,
+    cache_root: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Returns a path that `load` reads fast: the canonical form of a raw data set, written once.
+
+    It is kept below ``cache_root``, else ``$XMC_CACHE``, else ``~/.cache/xmc_jax``, under a key of
+    the source files' names, sizes and times and the text recipe. Canonical folders, and raw ones of
+    a few megabytes, are returned as they are.
+
+    Raises:
+      DataError: as `load`; nothing half-written is left behind.
+    """
+    layout = layouts.detect(folder_or_file)
+    size = sum(path.stat().st_size for path in layout.files.values())
+    if layout.kind == layouts.CANONICAL or size < _SMALL_BYTES:
+        return Path(folder_or_file)
+    folder = canonical.cache_folder(layout, text, cache_root)
+    if (folder / canonical.DESCRIPTION).is_file():
+        return folder
+    logging.info("first use of %s: writing its canonical form to %s", folder_or_file, folder)
+    write_canonical(folder_or_file, folder, text=text)
+    return folder
+
+
+def write_canonical(folder_or_file: str | os.PathLike[str], folder: Path, *, text: str) -> Dataset:
+    """Reads a raw data set and writes its canonical form to ``folder``, texts without a detour."""
+    with canonical.temporary_folder(folder) as temporary:
+        dataset = load(folder_or_file, text=text, text_folder=temporary)
+        canonical.write_into(dataset, temporary, text)
+        canonical.publish(temporary, folder)
+    return load(folder)
+
+
+def check_sizes(dataset: Dataset) -> list[str]:
+    """Returns one line for each size that differs from what the catalog says about this name."""
+    entry = catalog.find(dataset.name)
+    if entry is None:
+        return []
+    sizes = (
+        ("training rows", len(dataset.train), entry.num_train),
+        ("test rows", len(dataset.test), entry.num_test),
+        ("labels", len(dataset.label_texts), entry.num_labels),
+    )
+    return [
+        f"{found:,} {what}, but the catalog says {known:,} for {entry.name}"
+        for what, found, known in sizes
+        if known is not None and found != known
+    ]

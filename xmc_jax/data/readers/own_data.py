@@ -1,0 +1,176 @@
+"""People's own data as a data set: label texts or ids, with or without label file and test rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from xmc_jax.data import splits
+from xmc_jax.data.dataset import Dataset, Split, make_dataset
+from xmc_jax.data.readers import label_files
+from xmc_jax.data.readers.label_files import RawLabels
+from xmc_jax.data.readers.layouts import Layout
+from xmc_jax.data.readers.own_rows import OwnRows, read_rows
+from xmc_jax.data.readers.raw_files import problem, with_encodings
+from xmc_jax.data.readers.raw_readers import TextPlace, json_rows, read_line_file
+from xmc_jax.data.texts import LineTexts
+
+_ID_LIST = re.compile(r"[\[({]?\s*\d+(\s*[\s,;]\s*\d+)*\s*[\])}]?", re.ASCII)
+TEST_SHARE = 0.2
+SPLIT_SEED = 0
+_ID_ADVICE = (
+    "Ids are line numbers, from 0, of a file labels.txt beside it with one label text a line; "
+    "or write the label texts themselves."
+)
+
+
+def read_own(layout: Layout, place: TextPlace) -> Dataset:
+    """Reads train (and test and labels where given); without test rows, 20 % are split off.
+
+    Labels are ids (line numbers of the label file, from 0) or label texts; without a label file
+    texts are numbered in the order in which they are met. In TSV and CSV, where all is text, labels
+    are ids if all of them are digits and not all of them stand in the label file.
+
+    Raises:
+      DataError: whatever is wrong, with file and line.
+    """
+    roles = [role for role in ("train", "test") if role in layout.files]
+    rows = {role: read_rows(layout.files[role], role, place) for role in roles}
+    notes = [note for role in roles for note in rows[role].notes]
+    label_texts, ids = _number_labels(layout, rows, place, notes)
+    found = {}
+    for role in roles:
+        found[role] = _make_split(layout, role, rows[role], ids[role], len(label_texts), notes)
+    if "test" not in found:
+        before = found["train"].labels.nnz
+        found["train"], found["test"] = splits.hold_out(
+            *(found["train"], label_texts),
+            share=TEST_SHARE,
+            max_rows=len(found["train"]),
+            seed=SPLIT_SEED,
+        )
+        removed = before - found["train"].labels.nnz - found["test"].labels.nnz
+        notes.append(
+            f"{layout.files['train'].name}: no test file; {len(found['test'])} rows split off as "
+            f"test (seed {SPLIT_SEED}; rows of equal text stay together), {removed} reverse pairs "
+            "removed from training"
+        )
+    return make_dataset(layout.name, found["train"], found["test"], label_texts, notes)
+
+
+def _number_labels(
+    layout: Layout, rows: dict[str, OwnRows], place: TextPlace, notes: list[str]
+) -> tuple[Sequence[str], dict[str, np.ndarray]]:
+    """Returns the label texts, and for each file the id of each of its label names."""
+    label_path = layout.files.get("labels")
+    if label_path is not None:
+        texts = _read_labels(label_path, place, notes)
+        known: dict[str, int] = {}
+        for number, text in enumerate(texts):
+            known.setdefault(text.strip(), number)
+        if len(known) < len(texts):
+            repeated = len(texts) - len(known)
+            notes.append(f"{label_path.name}: {repeated} label texts stand there more than once")
+        return texts, {role: _look_up(file, known, label_path) for role, file in rows.items()}
+    vocabulary: dict[str, int] = {}
+    ids = {}
+    for role, file in rows.items():
+        _check_separators(file)
+        if _are_ids(file):
+            found = f"labels that are ids ({file.names[0]}), and no label file"
+            line = int(file.first_lines[0])
+            raise problem(file.path, line, found, "label texts, or a label file", _ID_ADVICE)
+        numbers = [vocabulary.setdefault(name, len(vocabulary)) for name in file.names]
+        ids[role] = np.array(numbers, dtype=np.int32)
+    if not vocabulary:
+        path = layout.files["train"]
+        raise problem(path, None, "no row with labels", "labels", "Put labels behind the texts.")
+    with place.writer("labels") as writer:
+        for name in vocabulary:
+            writer.append(name)
+        return writer.close(), ids
+
+
+def _are_ids(rows: OwnRows) -> bool:
+    if rows.typed:
+        return any(isinstance(name, int) for name in rows.names)
+    return bool(rows.names) and all(name.isascii() and name.isdigit() for name in rows.names)
+
+
+def _check_separators(rows: OwnRows) -> None:
+    """Refuses ids with something else than a bar between them, which would be one label each."""
+    if rows.typed or _are_ids(rows) or not all(_ID_LIST.fullmatch(name) for name in rows.names):
+        return
+    first = next((i for i, name in enumerate(rows.names) if not name.isdigit()), None)
+    if first is None:  # no labels at all
+        return
+    raise problem(
+        rows.path,
+        int(rows.first_lines[first]),
+        f"labels {rows.names[first]!r}",
+        "ids with | between them, as in 12|45",
+        "Write them so; ids are line numbers, from 0, of a file labels.txt.",
+    )
+
+
+def _look_up(rows: OwnRows, known: dict[str, int], label_path: Path) -> np.ndarray:
+    """Returns the id of each label name of a file, by text or by number."""
+    by_text = [known.get(name, -1) if isinstance(name, str) else -1 for name in rows.names]
+    if -1 in by_text and _are_ids(rows):
+        # Out of range is reported later, by row, as for every other layout.
+        numbers = (min(max(int(name), -1), 2**62) for name in rows.names)
+        return np.fromiter(numbers, dtype=np.int64, count=len(rows.names))
+    if -1 in by_text:
+        _check_separators(rows)
+        first = by_text.index(-1)
+        raise problem(
+            rows.path,
+            int(rows.first_lines[first]),
+            f"label {rows.names[first]!r}",
+            f"a label text of {label_path.name}",
+            "Add it there, correct it, or leave the label file out.",
+        )
+    return np.array(by_text, dtype=np.int32)
+
+
+def _make_split(
+    layout: Layout, role: str, rows: OwnRows, ids: np.ndarray, num_labels: int, notes: list[str]
+) -> Split:
+    raw = RawLabels(
+        path=rows.path,
+        indices=ids[rows.codes] if len(rows.codes) else np.zeros(0, np.int32),
+        indptr=rows.indptr,
+        num_labels=None,
+        line_of=lambda row: int(rows.lines[row]),
+        any_order=True,
+    )
+    matrix, more = label_files.build_matrix(raw, num_labels)
+    path = layout.files.get(f"{role}_filter")
+    pairs, filter_notes = label_files.read_filter_pairs(path, len(rows.texts), num_labels)
+    notes += more + filter_notes
+    return Split(rows.texts, matrix, pairs)
+
+
+def _read_labels(path: Path, place: TextPlace, notes: list[str]) -> LineTexts:
+    if path.name.removesuffix(".gz").endswith(".txt"):
+        texts, more = read_line_file(path, "labels", place, None)
+    else:
+        texts, more = with_encodings(path, lambda encoding: _json_labels(path, place, encoding))
+    notes += more
+    if len(texts) == 0:
+        raise problem(path, None, "no labels", "one label text a line", "Fill the file.")
+    return texts
+
+
+def _json_labels(path: Path, place: TextPlace, encoding: str) -> LineTexts:
+    with place.writer("labels") as writer:
+        for line, row in json_rows(path, encoding):
+            text = row.get("text", row.get("title")) if isinstance(row, dict) else row
+            if not isinstance(text, str):
+                expected = 'a string or {"text": "..."}'
+                raise problem(path, line, repr(row)[:60], expected, "Correct the line.")
+            writer.append(text)
+        return writer.close()

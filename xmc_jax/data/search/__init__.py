@@ -1,0 +1,1 @@
+"""Nearest labels: exact search, indexes, clusters."""

@@ -1,0 +1,1 @@
+"""Tokenizers, token stores and word vectors."""

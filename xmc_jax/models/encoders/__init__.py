@@ -1,0 +1,1 @@
+"""Text encoders: packed tokens to one vector a text."""

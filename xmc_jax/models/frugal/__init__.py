@@ -1,0 +1,1 @@
+"""The frugal classifiers: query encoders, parts of label vectors, clusters."""

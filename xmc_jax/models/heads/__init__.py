@@ -1,0 +1,1 @@
+"""Heads: from a text's vector to the embeddings of a system."""

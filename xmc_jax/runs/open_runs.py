@@ -1,0 +1,306 @@
+"""Open trained runs: from a work directory to a model, its predictions and its evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+from ml_collections import ConfigDict
+
+from xmc_jax.runs.launch import build, settings
+from xmc_jax.training import checkpoints, evaluation, training_data, workdir
+from xmc_jax.systems import frozen_layers
+from xmc_jax.tables import label_pool
+from xmc_jax import metrics
+from xmc_jax.data.readers import formats
+from xmc_jax.data import texts as text_files
+from xmc_jax.data.tokens import tokenizer as tokenizers
+from xmc_jax.metrics.propensity import inverse_propensity, weights_of
+from xmc_jax.systems.unidec.ranking import Ranker, tail_bonus
+from xmc_jax.training.loop import Run
+
+FREQUENCY = "label_frequency.npz"  # in a work directory: of the original training labels
+
+
+@dataclasses.dataclass
+class OpenRun:
+    """A trained run, opened for evaluation or prediction.
+
+    Attributes:
+      folder: its work directory.
+      meta: ``meta.json``.
+      config: the resolved configuration.
+      step: the checkpoint that was opened.
+      params: parameters.
+      table: classifier table as stored, or None.
+      embedder: of its model.
+      system: its `xmc_jax.training.loop.Run.system`.
+      tokenizer: of the run.
+      frozen: its frozen layers, where it has some.
+    """
+
+    folder: Path
+    meta: dict[str, Any]
+    config: ConfigDict
+    step: int
+    params: Any
+    table: Any
+    embedder: Any
+    system: Any
+    tokenizer: Any
+    data: training_data.TrainingData | None = None
+    frozen: frozen_layers.FrozenLayers | None = None
+
+    def label_texts(self) -> text_files.LineTexts:
+        """Texts of the labels, by id."""
+        return text_files.LineTexts(self.folder / "labels")
+
+    def ranker(self, tokens: Any = None, *, table: bool = True, **options: Any) -> Ranker:
+        """Of some labels.
+
+        Args:
+          tokens: label texts, the run's and perhaps more; default the run's, once data are loaded.
+          table: False leaves the classifier out.
+          **options: ``kind``, ``seed`` and ``keep_indexes``.
+        """
+        tokens = self.data.label_tokens if tokens is None else tokens
+        return self.system.ranker(
+            self.embedder,
+            self.params,
+            self.table if table else None,
+            tokens,
+            bonus=self._bonus(len(tokens)),
+            **{"seed": self.config.seed, **options},
+        )
+
+    def _bonus(self, num_labels: int) -> np.ndarray | None:
+        """What labels get for being rare; those that the run does not know have no points."""
+        if not self.config.tail_weight:
+            return None
+        with np.load(self.folder / FREQUENCY) as kept:
+            frequency, points = kept["frequency"], int(kept["points"])
+        frequency = np.pad(frequency, (0, num_labels - len(frequency)))
+        a, b = (self.meta["entry"][name] for name in "ab")
+        return tail_bonus(self.config.tail_weight, weights_of(frequency, points, a=a, b=b))
+
+    def load_data(self, data: str = "") -> training_data.TrainingData:
+        """The run's data set; ``data`` says where it is now if it was moved."""
+        if self.data is None:
+            config = self.config.copy_and_resolve_references()
+            there = self.meta["data"]["folder"]  # where it was when the run began
+            config.data = data or (there if Path(there).exists() else config.data)
+            try:
+                dataset, entry, source = training_data.read_dataset(config)
+            except formats.DataError as error:
+                if data:
+                    raise
+                raise workdir.WorkdirError(
+                    f"{self.folder}: its data are not at {there} as when training began. Say where"
+                    f" they are now with --data=PATH. ({error})"
+                ) from error
+            check_digest(self.folder, self.meta, dataset.digest, source)
+            loaded = training_data.load(config, dataset, entry, self.tokenizer)
+            self.data = frozen_layers.freeze(loaded, self.frozen) if self.frozen else loaded
+        return self.data
+
+
+def open_run(
+    folder: Path,
+    *,
+    step: int | None = None,
+    tail_weight: float | None = None,
+    run: Run | None = None,
+) -> OpenRun:
+    """Open the chosen checkpoint of a work directory (best held-out score, else the last).
+
+    Args:
+      folder: the work directory.
+      step: another checkpoint.
+      tail_weight: t of `xmc_jax.systems.unidec.ranking.tail_bonus`; default the configuration's.
+      run: the run that was just trained, whose data and compiled functions are used again.
+
+    Raises:
+      WorkdirError, CheckpointError: not a work directory, no sound checkpoint.
+      ValueError: a ``tail_weight`` out of range.
+    """
+    meta = workdir.read_json(folder / "meta.json")
+    config = ConfigDict(meta["resolved"])
+    if tail_weight is not None:
+        config.tail_weight = float(tail_weight)
+    else:
+        config.tail_weight = config.get("tail_weight", 0.0)
+    least, most = settings.BOUNDS["tail_weight"]
+    if not least <= config.tail_weight <= most:
+        found = config.tail_weight
+        raise ValueError(f"tail_weight: found {found}, expected a number from {least} to {most}.")
+    if config.tail_weight and not (folder / FREQUENCY).exists():
+        raise workdir.WorkdirError(
+            f"tail_weight = {config.tail_weight:g}: {folder / FREQUENCY} is missing, as in runs of "
+            "before this setting. Call xmc_jax.train as for this run once more: it writes the file."
+        )
+    step = checkpoints.best_step(folder) if step is None else step
+    if step is None:
+        raise checkpoints.CheckpointError(
+            f"{folder / 'checkpoints'}: no sound checkpoint. Run training on it again."
+        )
+    if run:
+        model, system, embedder = run.model, run.system, run.embedder
+    else:
+        model, system, embedder = build.opened(config, folder, meta)
+    params = system.parameter_shapes(model, meta["num_labels"])
+    table = None
+    if config.classifier:
+        shape = (meta["num_labels"], model.dim)
+        table = jax.eval_shape(
+            lambda: label_pool.to_storage(jax.numpy.zeros(shape), config.table.dtype)
+        )
+    found = checkpoints.restore_model(folder, step, {"params": params, "table": table})
+    return OpenRun(
+        folder=folder,
+        meta=meta,
+        config=config,
+        step=step,
+        params=found["params"],
+        table=found["table"],
+        embedder=embedder,
+        system=system,
+        tokenizer=tokenizers.load_tokenizer(folder / "tokenizer"),
+        data=run.data if run else None,
+        frozen=frozen_layers.load(folder, getattr(model, "encoder", None), row_length=config.row_length),
+    )
+
+
+def evaluate_run(
+    opened: OpenRun,
+    *,
+    split: str = "test",
+    heads: tuple[str, ...] | None = None,
+    kind: str = "exact",
+    ks: tuple[int, ...] = (1, 3, 5),
+    data: str = "",
+    keep: dict[str, Any] | None = None,
+    ranker: Ranker | None = None,
+) -> dict[str, Any]:
+    """Evaluate an opened run on a split and write ``eval-<split>-<step>.json``.
+
+    Heads, index, cut-offs or tail weight other than the usual ones are added to the file's name.
+
+    Args:
+      opened: the run.
+      split: ``test`` or ``held_out``.
+      heads: which; default all there are.
+      kind: index: exact, hnsw or ivf.
+      ks: cut-offs.
+      data: where the data set is now, if it was moved.
+      keep: if given, gets ``{head: (ids, scores)}``.
+      ranker: the run's, if it is there already.
+
+    Raises:
+      ValueError: the data set has no such split, or the run no such head.
+    """
+    loaded, rows = _read_split(opened, split, data)
+    entry = loaded.entry
+    ranker = ranker or opened.ranker(kind=kind)
+    if unknown := set(heads or ()) - set(ranker.heads):
+        raise ValueError(
+            f"head {', '.join(sorted(unknown))}: this run has no such head; expected one of "
+            f"{', '.join(ranker.heads)}."
+        )
+    if kind == "exact":
+        logging.info("%s", ranker.memory(len(rows.rows)))
+    result = evaluation.evaluate(
+        ranker,
+        rows,
+        loaded.dataset.train.labels,
+        inverse_propensity(loaded.dataset.train.labels, a=entry.a, b=entry.b),
+        heads=heads,
+        ks=ks,
+        keep=keep,
+    )
+    result = {
+        "step": opened.step,
+        "split": split,
+        "index": kind,
+        "rows": len(rows.rows),
+        "propensity": {"a": entry.a, "b": entry.b},
+        "tail_weight": opened.config.tail_weight,
+        **result,
+    }
+    parts = [split, str(opened.step), *(heads or ()), *([kind] if kind != "exact" else [])]
+    if opened.config.tail_weight != opened.meta["resolved"].get("tail_weight", 0.0):
+        parts.append(f"tail{opened.config.tail_weight:g}")
+    if ks != (1, 3, 5):
+        parts += [f"at{k}" for k in ks]
+    try:
+        workdir.write_json(opened.folder / f"eval-{'-'.join(parts)}.json", result)
+    except OSError as error:  # somebody else's work directory
+        logging.warning("%s The evaluation is not kept there.", error)
+    return json.loads(json.dumps(result))
+
+
+def evaluate_and_save(
+    opened: OpenRun, *, save_predictions: str = "", **options: Any
+) -> tuple[dict[str, Any], list[dict[str, float]]]:
+    """``evaluate_run``, plus score thresholds from held-out rows.
+
+    Args:
+      opened: the run.
+      save_predictions: ``.npz`` file for ``<head>_ids`` and ``<head>_scores``.
+      **options: of ``evaluate_run``.
+
+    Returns:
+      The evaluation, and a table of thresholds of the first head (empty without held-out rows).
+    """
+    if save_predictions and not Path(save_predictions).absolute().parent.is_dir():
+        raise ValueError(f"--save_predictions={save_predictions}: there is no such folder.")
+    keep: dict[str, Any] | None = {} if save_predictions else None
+    loaded, _ = _read_split(opened, options.get("split", "test"), options.get("data", ""))
+    ranker = opened.ranker(kind=options.get("kind", "exact"))  # labels are embedded once
+    result = evaluate_run(opened, keep=keep, ranker=ranker, **options)
+    if save_predictions:
+        arrays = {}
+        for head, (ids, scores) in keep.items():
+            arrays[f"{head}_ids"], arrays[f"{head}_scores"] = ids, scores
+        with workdir.replacing(save_predictions, binary=True) as file:
+            np.savez(file, **arrays)
+    held_out = loaded.held_out
+    if held_out is None:
+        return result, []
+    head = next(iter(result["heads"]))
+    ids, scores = evaluation.predict_split(ranker, held_out, head, k=100)
+    return result, metrics.precision_recall_thresholds(
+        scores, ids, held_out.truth, filter_pairs=held_out.filter_pairs
+    )
+
+
+def _read_split(
+    opened: OpenRun, split: str, data: str
+) -> tuple[training_data.TrainingData, training_data.EvaluationSplit]:
+    """The run's data and the rows of one of its splits."""
+    loaded = opened.load_data(data)
+    rows = {"test": loaded.test, "held_out": loaded.held_out}.get(split)
+    if rows is None:
+        raise ValueError(
+            f"split {split!r}: this run has no such rows; expected 'test' or 'held_out', and the "
+            "data set must have test rows, or config.held_out_share be above 0."
+        )
+    return loaded, rows
+
+
+def check_digest(folder: Path, meta: dict[str, Any], digest: str, source: Path) -> None:
+    """The data are those that the run was started with.
+
+    Raises:
+      WorkdirError: they are not.
+    """
+    if meta["data"]["digest"] != digest:
+        raise workdir.WorkdirError(
+            f"{source}: the data changed since {folder} was started from {meta['data']['folder']} "
+            f"(digest {digest}, expected {meta['data']['digest']}). Put the old data back, or "
+            "choose another --workdir."
+        )

@@ -1,0 +1,1 @@
+"""The frugal classifiers: Astec, DECAF, ECLARE, InceptionXML, InceptionXML-LF."""

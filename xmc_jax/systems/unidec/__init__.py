@@ -1,0 +1,1 @@
+"""UniDEC and DePSL: dual encoder and classifier."""

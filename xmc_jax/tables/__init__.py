@@ -1,0 +1,1 @@
+"""Tables of label vectors: rows by id, and their optimiser."""

@@ -1,0 +1,1 @@
+"""Training: the loop, its state, stages, refreshes, batches, checkpoints. It knows no family."""
