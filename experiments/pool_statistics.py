@@ -27,7 +27,7 @@ from xmc_jax.data.batching import batches, pools
 from xmc_jax.data.search import clustering
 from xmc_jax.data.search import index as indexes
 from xmc_jax.host import console
-from xmc_jax.runs.launch import open_runs
+from xmc_jax.runs import open_runs
 from xmc_jax.systems.embedding import Embedder
 from xmc_jax.training import refresh
 from xmc_jax.training.training_data import TrainingData

@@ -20,7 +20,7 @@ import numpy as np
 from experiments import ledger
 from xmc_jax import metrics
 from xmc_jax.host import console
-from xmc_jax.runs.launch import open_runs
+from xmc_jax.runs import open_runs
 from xmc_jax.training import evaluation
 from xmc_jax.training.training_data import EvaluationSplit
 

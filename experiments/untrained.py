@@ -10,7 +10,7 @@ import jax
 from ml_collections import ConfigDict
 
 from xmc_jax.data.texts import JoinedTexts
-from xmc_jax.runs.launch import build, settings
+from xmc_jax.runs import build, settings
 from xmc_jax.systems import encoders
 from xmc_jax.systems.embedding import Embedder
 from xmc_jax.training import training_data

@@ -65,7 +65,7 @@ def trained(own_data, tmp_path_factory) -> Path:
     """Work directory of a finished run on own data; not to be changed."""
     import tiny
 
-    from xmc_jax.runs.launch import launch
+    from xmc_jax.runs import launch
 
     folder = tmp_path_factory.mktemp("trained") / "run"
     launch.start(tiny.config(own_data), folder)

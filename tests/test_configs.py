@@ -17,7 +17,7 @@ from xmc_jax import catalog
 from xmc_jax.contracts import TokenBatch
 from xmc_jax.data.batching import batches
 from xmc_jax.models.encoders.transformer import TransformerConfig, TransformerEncoder
-from xmc_jax.runs.launch import build, settings
+from xmc_jax.runs import build, settings
 from xmc_jax.systems import encoders
 from xmc_jax.systems.unidec.step import StepBatch, make_train_step
 from xmc_jax.tables import label_pool

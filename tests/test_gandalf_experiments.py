@@ -28,7 +28,7 @@ from experiments.table_gandalf import TABLE as GANDALF
 from experiments.table_systems import TABLE as SYSTEMS
 from experiments.table_systems import UNIDEC_STEPS
 from xmc_jax.data import splits
-from xmc_jax.runs.launch import launch, open_runs
+from xmc_jax.runs import launch, open_runs
 from xmc_jax.training import augmentation
 from xmc_jax.training.training_data import EvaluationSplit
 

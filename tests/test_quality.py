@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs import unidec
-from xmc_jax.runs.launch import launch
+from xmc_jax.runs import launch
 
 EPOCHS = 10  # of the configuration's 45: enough to tell the two apart
 

@@ -31,7 +31,7 @@ _SAVE = flags.DEFINE_string(
 
 def main(argv: list[str]) -> None:
     """Parse flags, make one call, print the result."""
-    from xmc_jax.runs.launch import open_runs, result_tables
+    from xmc_jax.runs import open_runs, result_tables
 
     del argv
     console.setup()

@@ -19,7 +19,7 @@ import numpy as np
 from absl import logging
 
 from xmc_jax.data.tokens import token_stores
-from xmc_jax.runs.launch import open_runs
+from xmc_jax.runs import open_runs
 from xmc_jax.training.training_data import WORD_VECTORS
 from xmc_jax.training.workdir import replacing
 

@@ -20,7 +20,7 @@ _DATA = flags.DEFINE_string("data", "", "Folder of the data set, or a root that 
 
 def main(argv: list[str]) -> None:
     """Parse flags, make one call, print the result."""
-    from xmc_jax.runs.launch import launch, result_tables
+    from xmc_jax.runs import launch, result_tables
     from xmc_jax.training.loop import TrainingError
 
     del argv

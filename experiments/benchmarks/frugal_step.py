@@ -21,7 +21,7 @@ from experiments.benchmarks import harness, ours, problem
 from experiments.benchmarks.harness import Contender, Subject
 from xmc_jax.models.encoders.bag import BagEncoder
 from xmc_jax.models.heads.unidec import UniDEC
-from xmc_jax.runs.launch import build
+from xmc_jax.runs import build
 from xmc_jax.systems import encoders
 from xmc_jax.systems.frugal.source import GraphRows
 from xmc_jax.training.loop import CompiledStep, Run

@@ -15,7 +15,7 @@ from experiments.benchmarks.harness import Subject
 from experiments.benchmarks.problem import Problem
 from xmc_jax.models import pretrained
 from xmc_jax.models.heads.unidec import UniDEC
-from xmc_jax.runs.launch import build
+from xmc_jax.runs import build
 from xmc_jax.systems.unidec.step import StepBatch, objective_parts
 from xmc_jax.tables import label_pool
 from xmc_jax.training.loop import CompiledStep, Run

@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 from configs import depsl, unidec
-from xmc_jax.runs.launch import launch, open_runs, settings
+from xmc_jax.runs import launch, open_runs, settings
 from xmc_jax.training import checkpoints, loop, workdir
 from xmc_jax.training.loop import TrainingError
 

@@ -14,7 +14,7 @@ import tiny
 from configs import depsl, unidec
 from xmc_jax.data.tokens.token_stores import TokenStore
 from xmc_jax.models.encoders.transformer import TransformerConfig
-from xmc_jax.runs.launch import device_memory, launch, settings
+from xmc_jax.runs import device_memory, launch, settings
 from xmc_jax.training import training_data, workdir
 
 

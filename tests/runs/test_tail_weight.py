@@ -14,7 +14,7 @@ import tiny
 from xmc_jax import predictor
 from xmc_jax.data.search import exact_search, index
 from xmc_jax.metrics import propensity
-from xmc_jax.runs.launch import launch, open_runs, result_tables
+from xmc_jax.runs import launch, open_runs, result_tables
 from xmc_jax.training import evaluation
 
 TEXTS = ["red apple or old river", "wild castle", "copper", "loud violin and round planet"]

@@ -22,7 +22,7 @@ from xmc_jax.data.tokens import tokenizer as tokenizers
 from xmc_jax.models import pretrained
 from xmc_jax.models.encoders.transformer import TransformerConfig, TransformerEncoder
 from xmc_jax.models.heads.unidec import UniDEC
-from xmc_jax.runs.launch import launch, open_runs, settings
+from xmc_jax.runs import launch, open_runs, settings
 from xmc_jax.systems import frozen_layers
 from xmc_jax.training import checkpoints
 

@@ -14,7 +14,7 @@ import tiny
 
 from xmc_jax import metrics
 from xmc_jax.metrics.propensity import inverse_propensity
-from xmc_jax.runs.launch import launch, open_runs, result_tables
+from xmc_jax.runs import launch, open_runs, result_tables
 from xmc_jax.training import evaluation
 
 

@@ -20,9 +20,9 @@ from xmc_jax.systems.embedding import CHUNK_TEXTS, Embedder
 from xmc_jax.systems.frugal.ranking import FrugalEmbedder
 from xmc_jax.systems.frugal.source import GraphRows
 from xmc_jax.systems.frugal.system import FrugalSystem, graph_rows, load_graph_rows, num_clusters
-from xmc_jax.models.frugal.classifier.bag_queries import BagQueries
+from xmc_jax.models.frugal.bag_queries import BagQueries
 from xmc_jax.models.frugal.classifier import Frugal
-from xmc_jax.models.frugal.classifier.inception import InceptionQueries
+from xmc_jax.models.frugal.inception import InceptionQueries
 from xmc_jax.models.heads.unidec import UniDEC
 from xmc_jax.systems.unidec.step import Objective, Side
 from xmc_jax.training.training_data import TrainingData

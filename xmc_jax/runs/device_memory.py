@@ -11,7 +11,7 @@ import jax
 from ml_collections import ConfigDict
 
 from xmc_jax.training import refresh
-from xmc_jax.runs.launch.settings import PlanError, field_of
+from xmc_jax.runs.settings import PlanError, field_of
 from xmc_jax.training.loop import CompiledStep, Run, initial_state
 from xmc_jax.training.state import num_bytes
 from xmc_jax.training.training_data import WORD_VECTORS

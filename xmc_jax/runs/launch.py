@@ -14,7 +14,7 @@ import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
-from xmc_jax.runs.launch import build, device_memory, open_runs, settings
+from xmc_jax.runs import build, device_memory, open_runs, settings
 from xmc_jax.training import checkpoints, stages, training_data, workdir
 from xmc_jax.systems import encoders
 from xmc_jax.data.readers import layouts

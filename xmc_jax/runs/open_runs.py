@@ -12,7 +12,7 @@ import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
-from xmc_jax.runs.launch import build, settings
+from xmc_jax.runs import build, settings
 from xmc_jax.training import checkpoints, evaluation, training_data, workdir
 from xmc_jax.systems import frozen_layers
 from xmc_jax.tables import label_pool

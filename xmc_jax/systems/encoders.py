@@ -16,9 +16,9 @@ from xmc_jax.data.tokens import word_vectors
 from xmc_jax.models import pretrained
 from xmc_jax.models.encoders.bag import BagEncoder
 from xmc_jax.models.encoders.transformer import TransformerConfig, TransformerEncoder
+from xmc_jax.models.frugal.bag_queries import BagQueries
 from xmc_jax.models.frugal.classifier import Frugal
-from xmc_jax.models.frugal.classifier.bag_queries import BagQueries
-from xmc_jax.models.frugal.classifier.inception import InceptionQueries
+from xmc_jax.models.frugal.inception import InceptionQueries
 from xmc_jax.models.heads.unidec import UniDEC
 from xmc_jax.training.training_data import WORD_VECTORS
 

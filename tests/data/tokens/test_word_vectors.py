@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from xmc_jax.data.tokens import tokenizer, word_vectors
-from xmc_jax.runs.launch import build, launch, open_runs, settings
+from xmc_jax.runs import build, launch, open_runs, settings
 
 TEXTS = ["Red apple, red river", "the red VIOLIN", "Apple über the river"]
 WORDS = {"[PAD]": 0, "red": 1, "apple": 2, "river": 3, "uber": 4, "naïve": 5}

@@ -6,7 +6,8 @@ import _oracles
 import jax
 import jax.numpy as jnp
 import numpy as np
-from xmc_jax.models.frugal.classifier.batch_norm import batch_norm, init_batch_norm
+
+from xmc_jax.models.frugal.batch_norm import batch_norm, init_batch_norm
 
 
 def setting(dtype=np.float32):

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from _filling import fill, fill_moving
 from _packing import pack, random_texts
-from xmc_jax.models.frugal.classifier.bag_queries import BagQueries
-from xmc_jax.models.frugal.classifier.inception import InceptionQueries
 
+from xmc_jax.models.frugal.bag_queries import BagQueries
 from xmc_jax.models.frugal.classifier import Frugal
+from xmc_jax.models.frugal.inception import InceptionQueries
 
 V, D, C, P = 20, 8, 5, 6
 BAG = BagQueries(V, D, dropout=0.3)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from _filling import fill, fill_moving
 from _packing import one_a_row, pack, random_texts
-from xmc_jax.models.frugal.classifier.inception import (
+
+from xmc_jax.models.frugal.inception import (
     InceptionQueries,
     circular_convolutions,
     pooling_matrix,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from _packing import one_a_row, pack, random_texts
 
-from xmc_jax.models.frugal.classifier import label_parts
+from xmc_jax.models.frugal import label_parts
 
 V, D = 12, 6
 

@@ -6,7 +6,8 @@ import _oracles
 import jax
 import jax.numpy as jnp
 import numpy as np
-from xmc_jax.models.frugal.classifier.spectral import init_spectral, spectral_linear
+
+from xmc_jax.models.frugal.spectral import init_spectral, spectral_linear
 
 
 def layer(inputs, outputs):

@@ -9,7 +9,7 @@ from configs import frugal
 from xmc_jax import metrics
 from xmc_jax.data.summaries import baselines
 from xmc_jax.metrics.propensity import inverse_propensity
-from xmc_jax.runs.launch import launch, open_runs
+from xmc_jax.runs import launch, open_runs
 
 TFIDF_NEAREST_LABEL = 21.17  # P@5 of `baselines.tfidf_nearest_label`; see test_baselines.py
 

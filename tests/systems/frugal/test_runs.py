@@ -13,7 +13,7 @@ import tiny
 
 from xmc_jax import metrics, predictor
 from xmc_jax.data.summaries import baselines
-from xmc_jax.runs.launch import launch, open_runs
+from xmc_jax.runs import launch, open_runs
 from xmc_jax.systems.frugal import mining
 from xmc_jax.systems.frugal.source import FrugalSource
 from xmc_jax.systems.frugal.system import FrugalSystem

@@ -8,11 +8,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import test_frugal_source as sources
-import test_frugal_step as steps
+import test_source as sources
+import test_step as steps
 import tiny
 
-from xmc_jax.runs.launch import launch, settings
+from xmc_jax.runs import launch, settings
 from xmc_jax.systems.frugal import text_mixing
 from xmc_jax.systems.frugal.source import FrugalSource
 from xmc_jax.systems.frugal.step import frugal_loss

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from xmc_jax.contracts import TokenBatch
-from xmc_jax.models.frugal.classifier import label_parts
+from xmc_jax.models.frugal import label_parts
 from xmc_jax.models.layers import dropout, require_key
 
 Params = dict[str, Any]

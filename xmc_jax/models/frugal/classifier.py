@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from xmc_jax.contracts import TokenBatch
-from xmc_jax.models.frugal.classifier import label_parts
-from xmc_jax.models.frugal.classifier.bag_queries import BagQueries
-from xmc_jax.models.frugal.classifier.inception import InceptionQueries
+from xmc_jax.models.frugal import label_parts
+from xmc_jax.models.frugal.bag_queries import BagQueries
+from xmc_jax.models.frugal.inception import InceptionQueries
 from xmc_jax.models.layers import dropout, init_linear, linear, require_key
 
 Params = dict[str, Any]

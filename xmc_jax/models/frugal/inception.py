@@ -11,8 +11,8 @@ import numpy as np
 
 from xmc_jax.contracts import TokenBatch
 from xmc_jax.models.encoders.bag import text_spans
-from xmc_jax.models.frugal.classifier.batch_norm import batch_norm, init_batch_norm
-from xmc_jax.models.frugal.classifier.spectral import init_spectral, spectral_linear, unit_kernel
+from xmc_jax.models.frugal.batch_norm import batch_norm, init_batch_norm
+from xmc_jax.models.frugal.spectral import init_spectral, spectral_linear, unit_kernel
 from xmc_jax.models.layers import dropout, gelu, init_linear, linear, product, require_key
 
 Params = dict[str, Any]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from xmc_jax.contracts import TokenBatch
 from xmc_jax.models.encoders.bag import sum_of_spans, text_spans
-from xmc_jax.models.frugal.classifier.spectral import init_spectral, spectral_linear
+from xmc_jax.models.frugal.spectral import init_spectral, spectral_linear
 from xmc_jax.models.layers import dropout, gelu
 
 Params = dict[str, Any]

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from xmc_jax.data.search.exact_search import blocked_search, host_device
 from xmc_jax.data.tokens.token_stores import JoinedTokens, TokenStore
-from xmc_jax.models.frugal.classifier.inception import InceptionQueries
+from xmc_jax.models.frugal.inception import InceptionQueries
 from xmc_jax.systems.embedding import chunks
 from xmc_jax.systems.frugal.source import LABEL_SEGMENTS, GraphRows
 from xmc_jax.tables import label_pool

@@ -15,7 +15,7 @@ from test_configs import DATASETS, ROOT
 from configs import frugal
 from xmc_jax import catalog
 from xmc_jax.contracts import TokenBatch
-from xmc_jax.runs.launch import build, device_memory, settings
+from xmc_jax.runs import build, device_memory, settings
 from xmc_jax.systems import encoders
 from xmc_jax.systems.frugal.step import FrugalBatch
 from xmc_jax.training import stages, workdir
