@@ -1,0 +1,192 @@
+"""Files and folders are whole or not there, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from xmc_jax import files
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_file_takes_its_place_at_the_end(tmp_path, shared):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with files.replacing(path, shared=shared) as file:
+        file.write("né")
+        file.flush()
+        assert path.read_text() == "old" and len(names(tmp_path)) == 2
+    assert path.read_bytes() == "né".encode() and names(tmp_path) == {"a.txt"}
+    with files.replacing(path, binary=True, shared=shared) as file:
+        file.write(b"\xff")
+    assert path.read_bytes() == b"\xff"
+    with files.replacing_path(path, shared=shared) as temporary:
+        temporary.write_text("by name")
+    assert path.read_text() == "by name" and names(tmp_path) == {"a.txt"}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("error", [ValueError, OSError, KeyboardInterrupt])
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path, shared, error):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(error), files.replacing(path, shared=shared) as file:
+        file.write("half")
+        raise error
+    assert path.read_text() == "old" and names(tmp_path) == {"a.txt"}
+
+
+def test_a_file_that_cannot_be_written(tmp_path):
+    with (
+        pytest.raises(OSError, match=r"none/a\.txt cannot be written: No such file"),
+        files.replacing(tmp_path / "none" / "a.txt"),
+    ):
+        pass
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"), files.replacing(tmp_path / "folder") as file:
+        file.write("a file cannot take a folder's place")
+    assert names(tmp_path) == {"folder"}
+
+
+def test_two_writers_of_a_shared_file_do_not_meet(tmp_path):
+    path = tmp_path / "a.txt"
+    with files.replacing(path, shared=True) as one, files.replacing(path, shared=True) as two:
+        one.write("one" * 1000)
+        two.write("two" * 500)
+        one.flush()
+        two.flush()
+        assert len(names(tmp_path)) == 2
+    assert path.read_text() == "one" * 1000 and names(tmp_path) == {"a.txt"}  # the last to end
+
+
+def test_json_of_what_json_does_not_know(tmp_path):
+    files.write_json(tmp_path / "a.json", {"b": Path("x"), "a": memoryview(b"\1\2"), "c": "é"})
+    expected = '{\n "a": [\n  1,\n  2\n ],\n "b": "x",\n "c": "\\u00e9"\n}\n'
+    assert (tmp_path / "a.json").read_text() == expected
+    with pytest.raises(TypeError, match="set cannot be written as JSON"):
+        files.write_json(tmp_path / "a.json", {1, 2})
+    assert (tmp_path / "a.json").read_text() == expected and names(tmp_path) == {"a.json"}
+
+
+def test_a_folder_replaces_what_was_there(tmp_path):
+    path = tmp_path / "new" / "made"
+    for content in ("first", "second"):
+        leftover = path.with_name("made.tmp")  # of a kill
+        leftover.mkdir(parents=True)
+        (leftover / "half").touch()
+        with files.replacing_folder(path) as temporary:
+            assert temporary == leftover and not names(temporary)
+            (temporary / content).mkdir()
+        assert names(path) == {content} and names(path.parent) == {"made"}
+    with pytest.raises(KeyboardInterrupt), files.replacing_folder(path) as temporary:
+        (temporary / "third").touch()
+        raise KeyboardInterrupt
+    assert names(path) == {"second"} and names(path.parent) == {"made"}
+
+
+def publish(path: Path, content: str = "a", *, whole: bool = True):
+    return files.publishing_folder(path, whole=lambda _: whole, advice="Do this.")
+
+
+def test_a_published_folder(tmp_path):
+    path = tmp_path / "cache" / "made"
+    with publish(path) as temporary:
+        (temporary / "one").touch()
+        assert names(path.parent) == {temporary.name} and temporary.name.startswith(".made.")
+    assert names(path) == {"one"} and names(path.parent) == {"made"}
+    with pytest.raises(KeyboardInterrupt), publish(tmp_path / "cache" / "other") as temporary:
+        raise KeyboardInterrupt
+    assert names(path.parent) == {"made"}
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(OSError, match=r"file cannot be written to \(.*\)\. Do this\."),
+        publish(tmp_path / "file" / "x"),
+    ):
+        pass
+
+
+def test_another_process_finishes_first(tmp_path):
+    path = tmp_path / "made"
+    with publish(path) as slow:
+        (slow / "slow").touch()
+        with publish(path) as fast:
+            (fast / "fast").touch()
+    assert names(path) == {"fast"} and names(tmp_path) == {"made"}
+    with pytest.raises(OSError, match="not empty"), publish(path, whole=False) as slow:
+        (slow / "slow").touch()
+    assert names(path) == {"fast"} and names(tmp_path) == {"made"}
+
+
+def test_leftovers_of_killed_processes(tmp_path):
+    for path in (tmp_path / "a[1]", tmp_path / "a1"):  # names are no patterns
+        for name, age in (("dead", 7 * 3600), ("alive", 3600)):
+            leftover = tmp_path / f".{path.name}.{name}.tmp"
+            leftover.mkdir() if name == "dead" else leftover.touch()
+            os.utime(leftover, (time.time() - age, time.time() - age))
+    with files.replacing(tmp_path / "a[1]", shared=True):
+        pass
+    assert names(tmp_path) == {"a[1]", ".a[1].alive.tmp", ".a1.dead.tmp", ".a1.alive.tmp"}
+    (tmp_path / ".a1.dead.tmp" / "busy").touch()  # an old folder in which something is written
+    files.remove_stale(tmp_path / "a1")
+    assert ".a1.dead.tmp" in names(tmp_path)
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from xmc_jax import files
+with getattr(files, sys.argv[1])(sys.argv[2]) as made:
+    (Path(made.name) if hasattr(made, "write") else made / "part").write_text("half")
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("kind", ["replacing", "replacing_folder"])
+def test_a_kill_leaves_the_old_one_and_the_next_writer_clears_up(tmp_path, kind):
+    path = tmp_path / "made"
+    command = [sys.executable, "-c", KILLED, kind, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGKILL)
+    assert names(tmp_path) == {"made.tmp"}
+    with getattr(files, kind)(path):
+        pass
+    assert names(tmp_path) == {"made"}
+
+
+def test_the_cache_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    for value, expected in (
+        ("/big/disk", "/big/disk"),
+        ("~/cache", "/home/someone/cache"),
+        ("relative", "relative"),
+        ("", "/home/someone/.cache/xmc_jax"),
+    ):
+        monkeypatch.setenv("XMC_CACHE", value)
+        assert files.cache_folder() == Path(expected)
+    monkeypatch.delenv("XMC_CACHE")
+    assert files.cache_folder() == Path("/home/someone/.cache/xmc_jax")
+
+
+def test_the_module_needs_the_standard_library_alone():
+    tree = ast.parse(Path(files.__file__).read_text(encoding="utf-8"))
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names

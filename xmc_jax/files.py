@@ -1,0 +1,163 @@
+"""Files and folders that are whole or not there: written beside their place, then renamed.
+
+`replacing` and `replacing_folder` have one writer at a time, whose leftovers of a kill the next one
+replaces. With ``shared=True``, and with `publishing_folder`, several processes may write the same
+thing at once: each has a temporary name of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+_STALE_SECONDS = 6 * 3600  # frozen layers may be at one part of a store for an hour
+
+
+def cache_folder() -> Path:
+    """``$XMC_CACHE``, else a folder of the user's cache: canonical data sets and token stores."""
+    return Path(os.environ.get("XMC_CACHE") or "~/.cache/xmc_jax").expanduser()
+
+
+@contextlib.contextmanager
+def replacing(
+    path: str | os.PathLike[str], *, binary: bool = False, shared: bool = False
+) -> Iterator[IO[Any]]:
+    """Open a file under a temporary name; it takes the path's place if all goes well.
+
+    Raises:
+      OSError: it cannot be written; nothing half-written is left.
+    """
+    with replacing_path(path, shared=shared) as temporary:
+        try:
+            file = temporary.open("wb") if binary else temporary.open("w", encoding="utf-8")
+        except OSError as error:
+            raise OSError(f"{path} cannot be written: {error.strerror}.") from error
+        with file:
+            yield file
+
+
+@contextlib.contextmanager
+def replacing_path(path: str | os.PathLike[str], *, shared: bool = False) -> Iterator[Path]:
+    """Give the temporary name itself, for a writer that opens its files by name."""
+    path = Path(path)
+    if shared:
+        remove_stale(path)
+    temporary = _own_name(path) if shared else path.with_name(f"{path.name}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        unlink(temporary)
+        raise
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write JSON under a temporary name, then rename.
+
+    Raises:
+      OSError: the disk is full or read-only; nothing half-written is left.
+    """
+    with replacing(path) as file:
+        file.write(json.dumps(value, indent=1, sort_keys=True, default=plain) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """What ``json`` does not know: arrays, NumPy scalars, paths."""
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+@contextlib.contextmanager
+def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a new folder beside ``path``, which takes the path's place if all goes well.
+
+    Raises:
+      OSError: it cannot be made; whatever the error, nothing half-written is left.
+    """
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.tmp")
+    _remove(temporary)  # a kill left it
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        _remove(path)
+        os.rename(temporary, path)
+    except BaseException:
+        _remove(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def publishing_folder(
+    path: str | os.PathLike[str], *, whole: Callable[[Path], bool], advice: str
+) -> Iterator[Path]:
+    """Give a new folder beside ``path``, which is renamed to it unless another process was first.
+
+    Args:
+      path: must not exist, or be empty, or become what is written by other processes meanwhile.
+      whole: whether what another process put there is as good.
+      advice: what to do where nothing can be written, for the message.
+
+    Raises:
+      OSError: it cannot be made, or the path holds something else.
+    """
+    path = Path(path)
+    temporary = _own_name(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale(path)
+        temporary.mkdir()
+    except OSError as error:
+        raise OSError(f"{path.parent} cannot be written to ({error.strerror}). {advice}") from error
+    try:
+        yield temporary
+        try:
+            os.rename(temporary, path)
+        except OSError:
+            if not whole(path):
+                raise
+            logging.info("%s was written by another process meanwhile", path)
+    finally:
+        _remove(temporary)
+
+
+def remove_stale(path: Path) -> None:
+    """Clear what killed processes left of a shared file or folder; a live one's is younger."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        try:
+            times = [entry.stat().st_mtime for entry in [leftover, *leftover.glob("*")]]
+        except OSError:  # renamed or removed meanwhile: it was a live one
+            continue
+        if time.time() - max(times) > _STALE_SECONDS:
+            _remove(leftover)
+
+
+def unlink(path: Path) -> None:
+    """Remove a file if that is possible."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _own_name(path: Path) -> Path:
+    """A hidden name beside the path, which no other process and no thread has."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder or a file; what cannot be removed makes the next step fail, and say why."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        unlink(path)
