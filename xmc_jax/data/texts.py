@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from xmc_jax import files
+
 # Everything that some reader takes for the end of a line; one of them inside a text would shift
 # every later row.
 _SEPARATORS = re.compile("[\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029]+")
@@ -188,12 +190,8 @@ class LineWriter:
 def write_lines(path: str | os.PathLike[str], texts: Iterable[str]) -> LineTexts:
     """Writes the texts, one a line, under a temporary name first, and returns them mapped."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with files.replacing_path(path, shared=True) as temporary:
         offsets = _write(temporary, texts)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return LineTexts(path, offsets=offsets)
 
 

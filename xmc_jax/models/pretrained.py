@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import urllib.parse
@@ -20,6 +19,7 @@ from flax import traverse_util
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from xmc_jax import files
 from xmc_jax.models.encoders.transformer import TransformerConfig, TransformerEncoder
 
 Params = dict[str, Any]
@@ -121,9 +121,8 @@ def save_encoder(folder: str | Path, encoder: TransformerEncoder, params: Params
         if part is not None:
             value = np.split(value, part[1], axis=-1)[part[0]]
         tensors[name] = np.ascontiguousarray(value.T if path[-1] == "kernel" else value)
-    temporary = folder / (WEIGHTS + ".tmp")
-    save_file(tensors, temporary, metadata={"format": "pt"})
-    os.replace(temporary, folder / WEIGHTS)
+    with files.replacing_path(folder / WEIGHTS) as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt"})
     _write_json(folder / "config.json", encoder.config.to_huggingface())
     _write_json(folder / "modules.json", _SENTENCE_TRANSFORMERS_MODULES)
     modes = {f"pooling_mode_{k}": encoder.pooling == v for k, v in _POOLING_MODES.items()}
@@ -329,6 +328,5 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _write_json(file: Path, content: Any) -> None:
-    temporary = file.with_name(file.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, file)
+    with files.replacing(file) as out:
+        out.write(json.dumps(content, indent=2) + "\n")

@@ -323,13 +323,13 @@ def test_leftovers_of_a_killed_run_are_removed_and_a_live_ones_kept(texts, token
     (store,) = tmp_path.iterdir()
     (store / "meta.json").unlink()
     for name, age in (("dead", 7 * 3600), ("alive", 3600)):
-        leftover = tmp_path / f"{store.name}.{name}.tmp"
+        leftover = tmp_path / f".{store.name}.{name}.tmp"
         leftover.mkdir()
         (leftover / "ids.bin").write_bytes(b"12")
         for path in (leftover / "ids.bin", leftover):
             os.utime(path, (time.time() - age, time.time() - age))
     token_stores.tokenize(texts, tokenizer, max_length=12, folder=tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {store.name, f"{store.name}.alive.tmp"}
+    assert {path.name for path in tmp_path.iterdir()} == {store.name, f".{store.name}.alive.tmp"}
 
 
 def test_no_texts_and_texts_without_tokens(tokenizer, tmp_path):

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from absl import logging
 from scipy import sparse
 from scipy.sparse import csr_matrix
 
+from xmc_jax import files
 from xmc_jax.data import texts as texts_lib
 from xmc_jax.data.dataset import Dataset, Split
 from xmc_jax.data.readers.layouts import Layout
-from xmc_jax.data.readers.raw_files import DataError, problem, remove_stale
+from xmc_jax.data.readers.raw_files import DataError, problem
 from xmc_jax.data.texts import LineTexts
 
 FORMAT_VERSION = 1
 DESCRIPTION = "dataset.json"
 _TEXT_FILES = {"train": "train.txt", "test": "test.txt", "labels": "labels.txt"}
+ADVICE = (
+    "Choose another folder; that of copies made by training is the environment variable XMC_CACHE."
+)
 _AGAIN = "Delete the folder and write it again with python -m xmc_jax.prepare."
 
 
@@ -42,12 +41,12 @@ def save(dataset: Dataset, folder: str | os.PathLike[str], *, recipe: str | None
       DataError: the folder holds something else.
     """
     folder = Path(folder)
-    if (folder / DESCRIPTION).is_file() and read_description(folder)["digest"] == dataset.digest:
+    if _holds(folder, dataset):
         return
     check_free(folder)
-    with temporary_folder(folder) as temporary:
+    same = lambda folder: _holds(folder, dataset)
+    with files.publishing_folder(folder, whole=same, advice=ADVICE) as temporary:
         write_into(dataset, temporary, recipe)
-        os.replace(temporary, folder)
 
 
 def check_free(folder: Path) -> None:
@@ -59,24 +58,13 @@ def check_free(folder: Path) -> None:
         )
 
 
-@contextlib.contextmanager
-def temporary_folder(folder: Path) -> Iterator[Path]:
-    """Gives a new folder beside ``folder``; whatever is still there afterwards is removed."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        remove_stale(folder.parent, f".{folder.name}")
-        made = tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent)
-    except OSError as error:
-        raise OSError(
-            f"{folder.parent} cannot be written to ({error.strerror}). Choose another folder; that "
-            "of copies made by training is the environment variable XMC_CACHE."
-        ) from error
-    temporary = Path(made)
-    temporary.chmod(0o755)  # mkdtemp's folders are for the owner alone
-    try:
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+def is_canonical(folder: Path) -> bool:
+    """Whether a folder holds a canonical form."""
+    return (folder / DESCRIPTION).is_file()
+
+
+def _holds(folder: Path, dataset: Dataset) -> bool:
+    return is_canonical(folder) and read_description(folder)["digest"] == dataset.digest
 
 
 def write_into(dataset: Dataset, folder: Path, recipe: str | None = None) -> None:
@@ -98,7 +86,7 @@ def write_into(dataset: Dataset, folder: Path, recipe: str | None = None) -> Non
         matrix = csr_matrix((values, labels.indices, labels.indptr), shape=labels.shape)
         sparse.save_npz(folder / f"{role}_labels.npz", matrix, compressed=False)
         np.save(folder / f"{role}_filter.npy", np.asarray(split.filter_pairs, dtype=np.int64))
-    files = sorted(path for path in folder.iterdir())
+    written = sorted(path for path in folder.iterdir())
     description = {
         "format_version": FORMAT_VERSION,
         "name": dataset.name,
@@ -108,7 +96,7 @@ def write_into(dataset: Dataset, folder: Path, recipe: str | None = None) -> Non
         "digest": dataset.digest,
         "text": recipe,
         "notes": list(dataset.notes),
-        "files": {path.name: path.stat().st_size for path in files},
+        "files": {path.name: path.stat().st_size for path in written},
     }
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=1, ensure_ascii=False) + "\n")
 
@@ -172,22 +160,12 @@ def load_canonical(layout: Layout) -> Dataset:
     )
 
 
-def cache_folder(layout: Layout, recipe: str, cache_root: str | os.PathLike[str] | None) -> Path:
+def copy_folder(layout: Layout, recipe: str, cache_root: str | os.PathLike[str] | None) -> Path:
     """Returns where the canonical form of a raw data set is kept: changes when its files do."""
-    root = cache_root or os.environ.get("XMC_CACHE") or Path("~/.cache/xmc_jax")
+    root = cache_root or files.cache_folder()
     state = hashlib.blake2b(digest_size=8)
     state.update(f"{FORMAT_VERSION} {recipe} {layout.kind}\n".encode())
     for role, path in sorted(layout.files.items()):
-        found = path.stat()
-        state.update(f"{role} {path} {found.st_size} {found.st_mtime_ns}\n".encode())
+        status = path.stat()
+        state.update(f"{role} {path} {status.st_size} {status.st_mtime_ns}\n".encode())
     return Path(root).expanduser() / f"{layout.name}-{state.hexdigest()}"
-
-
-def publish(temporary: Path, folder: Path) -> None:
-    """Renames a finished folder to its place; another process that was first is as good."""
-    try:
-        os.replace(temporary, folder)
-    except OSError:
-        if not (folder / DESCRIPTION).is_file():
-            raise
-        logging.info("%s was written by another process meanwhile", folder)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from absl import logging
 
-from xmc_jax import catalog
+from xmc_jax import catalog, files
 from xmc_jax.data.dataset import Dataset, Split, digest, filter_matrix, make_dataset
 from xmc_jax.data.readers import canonical, layouts, own_data, raw_readers
 from xmc_jax.data.readers.canonical import save
@@ -85,8 +85,8 @@ def ensure_canonical(
     size = sum(path.stat().st_size for path in layout.files.values())
     if layout.kind == layouts.CANONICAL or size < _SMALL_BYTES:
         return Path(folder_or_file)
-    folder = canonical.cache_folder(layout, text, cache_root)
-    if (folder / canonical.DESCRIPTION).is_file():
+    folder = canonical.copy_folder(layout, text, cache_root)
+    if canonical.is_canonical(folder):
         return folder
     logging.info("first use of %s: writing its canonical form to %s", folder_or_file, folder)
     write_canonical(folder_or_file, folder, text=text)
@@ -95,10 +95,11 @@ def ensure_canonical(
 
 def write_canonical(folder_or_file: str | os.PathLike[str], folder: Path, *, text: str) -> Dataset:
     """Reads a raw data set and writes its canonical form to ``folder``, texts without a detour."""
-    with canonical.temporary_folder(folder) as temporary:
+    with files.publishing_folder(
+        folder, whole=canonical.is_canonical, advice=canonical.ADVICE
+    ) as temporary:
         dataset = load(folder_or_file, text=text, text_folder=temporary)
         canonical.write_into(dataset, temporary, text)
-        canonical.publish(temporary, folder)
     return load(folder)
 
 

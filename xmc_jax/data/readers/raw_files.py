@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import shutil
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +13,6 @@ from absl import logging
 
 _Result = TypeVar("_Result")
 _MARK = codecs.BOM_UTF8
-_STALE_SECONDS = 6 * 3600  # frozen layers may be at one part of a store for an hour
 _BLOCK_BYTES = 1 << 24
 _MOST_BAD_ROWS = 20
 _BROKEN = (EOFError, gzip.BadGzipFile, zlib.error)
@@ -143,14 +140,3 @@ def with_encodings(path: Path, read: Callable[[str], _Result]) -> tuple[_Result,
             if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 raise problem(path, None, "UTF-16", "UTF-8", "Save the file as UTF-8.") from None
         return read("latin-1"), [f"{path.name}: not utf-8, read as latin-1"]
-
-
-def remove_stale(parent: Path, prefix: str) -> None:
-    """Clears folders ``prefix.*.tmp`` of killed runs; a live one has touched its files since."""
-    for leftover in parent.glob(f"{prefix}.*.tmp"):
-        try:
-            times = [entry.stat().st_mtime for entry in [leftover, *leftover.glob("*")]]
-        except OSError:  # renamed or removed meanwhile: it was a live one
-            continue
-        if time.time() - max(times) > _STALE_SECONDS:
-            shutil.rmtree(leftover, ignore_errors=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from xmc_jax import files
 from xmc_jax.data.dataset import Dataset
 from xmc_jax.data.graph import label_graph
-from xmc_jax.training import workdir
 
 BAR = 40  # characters of a bar of 1
 SHOWN = 48  # characters of a text in the terminal
@@ -133,5 +133,5 @@ def save_png(found: Sequence[Neighbours], path: Path, delta: float = 0.1) -> Non
         axis.set_xlim(0, 1)
     for axis in axes[len(found) :]:
         axis.set_axis_off()
-    with workdir.replacing(path, binary=True) as file:
+    with files.replacing(path, binary=True) as file:
         figure.savefig(file, format="png", dpi=120)

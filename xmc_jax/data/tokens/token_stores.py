@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import shutil
-import tempfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,13 +20,14 @@ import numpy as np
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from xmc_jax.data.readers.raw_files import remove_stale
+from xmc_jax import files
 from xmc_jax.data.tokens.tokenizer import backend_of
 
 _LAYOUT = 1  # Part of the key: raise it when the files change their meaning.
 _MAX_BLOCK_TEXTS = 8192
 _MAX_BLOCK_CHARACTERS = 1 << 20  # The library keeps what truncation cuts off until a block is done.
 _FILES = ("ids", "offsets")
+_ADVICE = "Set the environment variable XMC_CACHE to a folder for token ids that can."
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TokenStore:
 
     Attributes:
       ids: ``[tokens]`` uint16, or uint32 where an id is above 65,535; memory-mapped if from disk.
-        ``[tokens, H]`` where hidden states stand in their place (``xmc_jax.systems.frozen_layers``).
+        ``[tokens, H]`` where hidden states stand in their place (`xmc_jax.systems.frozen_layers`).
       offsets: ``[n + 1]`` int64.
     """
 
@@ -194,25 +194,9 @@ def stored(
             return store
         logging.warning("token store %s is incomplete or damaged: making it again", path)
         shutil.rmtree(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_stale(path.parent, path.name)
-        temporary = Path(tempfile.mkdtemp(prefix=f"{path.name}.", suffix=".tmp", dir=path.parent))
-    except OSError as error:
-        raise OSError(
-            f"{path.parent} cannot be written to ({error.strerror}). Set the environment variable "
-            "XMC_CACHE to a folder for token ids that can."
-        ) from error
-    try:
-        temporary.chmod(0o755)  # mkdtemp's folders are closed to colleagues.
+    whole = lambda folder: open_store(folder) is not None
+    with files.publishing_folder(path, whole=whole, advice=_ADVICE) as temporary:
         _write(temporary, blocks(), num_texts)
-        try:
-            temporary.rename(path)
-        except OSError:
-            if open_store(path) is None:  # Else another process was faster, with the same result.
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     store = open_store(path)
     if store is None:
         raise OSError(f"token store {path} does not read back as it was written: check the disk")

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
+from xmc_jax import files
+
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _TEXTS_PER_BLOCK = 8192
 
@@ -71,8 +73,12 @@ def save_tokenizer(tokenizer: Any, folder: str | Path) -> None:
     for key, token in zip(("pad", "unk", "cls", "sep", "mask"), SPECIAL_TOKENS):
         if backend.token_to_id(token) is not None:
             config[f"{key}_token"] = token
-    _write(folder / "tokenizer.json", backend.to_str(pretty=True))
-    _write(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
+    for name, text in (
+        ("tokenizer.json", backend.to_str(pretty=True)),
+        ("tokenizer_config.json", json.dumps(config, indent=2) + "\n"),
+    ):
+        with files.replacing(folder / name, shared=True) as file:
+            file.write(text)
 
 
 def train_wordpiece(
@@ -291,12 +297,3 @@ def _alphabet(
 
 def _stays_inside(char: str, tokenizer: Tokenizer, split: Any) -> bool:
     return len(split(tokenizer.normalizer.normalize_str(f"a{char}"))) == 1
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
