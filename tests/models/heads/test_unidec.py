@@ -120,7 +120,7 @@ class NnxEncoder:
     def init(self, key):
         return nnx.to_pure_dict(nnx.split(NnxWords(nnx.Rngs(key)), nnx.Param, ...)[1])
 
-    def apply(self, params, tokens, *, key=None, train=False):
+    def apply(self, params, tokens, *, key=None, train=False, side="query"):
         shapes = nnx.eval_shape(lambda: NnxWords(nnx.Rngs(0)))
         graph, state, _ = nnx.split(shapes, nnx.Param, ...)
         nnx.replace_by_pure_dict(state, params)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xmc_jax.contracts import TokenBatch
+from xmc_jax.contracts import Side, TokenBatch
+from xmc_jax.models.encoders.padded import padded_batch
 from xmc_jax.models.layers import dropout, gelu, init_linear, linear, require_key
 
 Params = dict[str, Any]
@@ -36,6 +37,7 @@ class BagEncoder:
     dropout: float = 0.2
     token_dropout: float = 0.0
     max_segments: ClassVar[int] = 255  # texts in a row: what uint8 segment ids can tell apart
+    shared: ClassVar[bool] = True
 
     def init(self, key: jax.Array) -> Params:
         """Draws parameters: tokens N(0, 1), block Xavier uniform, bias 0."""
@@ -54,6 +56,7 @@ class BagEncoder:
         *,
         key: jax.Array | None = None,
         train: bool = False,
+        side: Side = "query",
     ) -> jax.Array:
         """One vector a text.
 
@@ -62,6 +65,7 @@ class BagEncoder:
           tokens: packed texts; the tokens of a text lie side by side in its row.
           key: for dropout; needed if and only if ``train``.
           train: dropout or not.
+          side: not read: queries and labels are the same here.
 
         Returns:
           ``[B, H]`` float32; zeros where ``text_segment`` is 0.
@@ -83,6 +87,12 @@ class BagEncoder:
         x = dropout(total / jnp.maximum(count, 1)[:, None], self.dropout, mean_key)
         x = x + dropout(gelu(linear(params["block"], x)), self.dropout, block_key)
         return jnp.where((count > 0)[:, None], x, 0)  # an empty slot is not the bias either
+
+    def apply_padded(
+        self, params: Params, ids: jax.Array, mask: jax.Array, side: Side = "query"
+    ) -> jax.Array:
+        """The same of one text a row: see `xmc_jax.models.encoders.padded.padded_batch`."""
+        return self.apply(params, padded_batch(ids, mask), side=side)
 
     def with_embeddings(self, params: Params, table: np.ndarray) -> Params:
         """Parameters whose token table is ``table [V, H]``, scaled to unit variance.

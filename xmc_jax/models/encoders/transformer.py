@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from xmc_jax.contracts import TokenBatch
+from xmc_jax.contracts import Side, TokenBatch
 from xmc_jax.models.encoders import pooling as pool
+from xmc_jax.models.encoders.padded import padded_batch
 from xmc_jax.models.layers import dropout, gelu, layer_norm, linear, require_key
 
 Params = dict[str, Any]
@@ -157,6 +158,7 @@ class TransformerEncoder:
     max_segments: int = 32
     attention: str = "xla"
     start: int = 0
+    shared: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _require_one_of("pooling", self.pooling, POOLINGS)
@@ -187,6 +189,7 @@ class TransformerEncoder:
         *,
         key: jax.Array | None = None,
         train: bool = False,
+        side: Side = "query",
     ) -> jax.Array:
         """One vector a text.
 
@@ -195,6 +198,7 @@ class TransformerEncoder:
           tokens: packed texts, each no longer than ``config.max_positions``.
           key: for dropout; needed if and only if ``train``.
           train: dropout or not.
+          side: not read: queries and labels are the same here.
 
         Returns:
           ``[B, H]`` float32; zeros where ``text_segment`` is 0.
@@ -206,6 +210,13 @@ class TransformerEncoder:
             params, tokens.ids, tokens.segment_ids, tokens.positions, key=key, train=train
         )
         return POOLINGS[self.pooling](hidden, tokens, self.max_segments)
+
+    def apply_padded(
+        self, params: Params, ids: jax.Array, mask: jax.Array, side: Side = "query"
+    ) -> jax.Array:
+        """The same of one text a row: see `xmc_jax.models.encoders.padded.padded_batch`."""
+        alone = replace(self, max_segments=1)  # pools one text a row, not 32 that are not there
+        return alone.apply(params, padded_batch(ids, mask), side=side)
 
     def hidden(
         self,

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xmc_jax.contracts import TokenBatch
+from xmc_jax.contracts import Side, TokenBatch
+from xmc_jax.models.encoders.padded import padded_batch
 from xmc_jax.models.frugal import label_parts
 from xmc_jax.models.frugal.bag_queries import BagQueries
 from xmc_jax.models.frugal.inception import InceptionQueries
@@ -185,6 +186,12 @@ class Frugal:
             dropout(extreme, self.dropout, keys[2]),
         )
         return (meta, extreme), {**moving, "queries": queries}
+
+    def apply_padded(
+        self, params: Params, ids: jax.Array, mask: jax.Array, side: Side = "query"
+    ) -> tuple[jax.Array, jax.Array]:
+        """Meta and extreme features of one text a row: ids and mask ``[B, T]``; no side differs."""
+        return self.features(params, padded_batch(ids, mask))[0]
 
     def cluster_scores(self, params: Params, meta: jax.Array) -> jax.Array:
         """Logits ``[B, C]`` of the clusters from meta features ``[B, D]``."""

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xmc_jax.contracts import TokenBatch
+from xmc_jax.contracts import Side, TokenBatch
 from xmc_jax.models.encoders.bag import text_spans
+from xmc_jax.models.encoders.padded import padded_batch
 from xmc_jax.models.frugal.batch_norm import batch_norm, init_batch_norm
 from xmc_jax.models.frugal.spectral import init_spectral, spectral_linear, unit_kernel
 from xmc_jax.models.layers import dropout, gelu, init_linear, linear, product, require_key
@@ -66,6 +67,7 @@ class InceptionQueries:
     dropout: float = 0.25
     experts: bool = False
     max_segments: ClassVar[int] = 255
+    shared: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.dim % STRIDE or self.dim < STRIDE * SECOND_KERNEL:
@@ -116,6 +118,7 @@ class InceptionQueries:
         *,
         key: jax.Array | None = None,
         train: bool = False,
+        side: Side = "query",
     ) -> tuple[tuple[jax.Array, jax.Array], Moving]:
         """Meta and extreme features, each ``[B, D]``, and the moving values to keep.
 
@@ -127,6 +130,7 @@ class InceptionQueries:
           moving: directions of spectral norms, running statistics of batch norms.
           key: for dropout; needed if and only if ``train``.
           train: dropout, batch statistics and power iterations, or not.
+          side: not read.
 
         Returns:
           ``((meta, extreme), moving)``; features are zeros where ``text_segment`` is 0.
@@ -161,6 +165,19 @@ class InceptionQueries:
                 y = gelu(y) + x @ jnp.asarray(pooling_matrix(x.shape[1], self.dim), x.dtype)
             outputs.append(jnp.where(run.there[:, None], y, 0))
         return tuple(outputs), run.moving
+
+    def apply_padded(
+        self,
+        params: Params,
+        table: jax.Array,
+        idf: jax.Array,
+        ids: jax.Array,
+        mask: jax.Array,
+        moving: Moving,
+        side: Side = "query",
+    ) -> tuple[tuple[jax.Array, jax.Array], Moving]:
+        """The same of one text a row: see `xmc_jax.models.encoders.padded.padded_batch`."""
+        return self.apply(params, table, idf, padded_batch(ids, mask), moving, side=side)
 
     def _mixture(
         self, params: Params, first: jax.Array, maps: list[jax.Array], mean: jax.Array

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from xmc_jax.contracts import TokenBatch
+from xmc_jax.contracts import Encoder, Side, TokenBatch
 from xmc_jax.models.layers import dropout, init_linear, linear, require_key
 
 Params = dict[str, Any]
@@ -38,13 +38,12 @@ class UniDEC:
     [d]}, "clf_head": {...}}``.
 
     Attributes:
-      encoder: any frozen, hashable object with ``dim``, ``init(key) -> params`` and
-        ``apply(params, tokens, *, key=None, train=False) -> [B, dim]``.
+      encoder: any `xmc_jax.contracts.Encoder`.
       head_dim: size d of each head; None = no heads: ``DE = l2norm(v)``, ``CLF = v``.
       dropout: rate in both heads, in training only.
     """
 
-    encoder: Any
+    encoder: Encoder
     head_dim: int | None = None
     dropout: float = 0.1
 
@@ -72,13 +71,21 @@ class UniDEC:
         tokens: TokenBatch,
         key: jax.Array | None = None,
         train: bool = False,
+        side: Side = "both",
     ) -> jax.Array:
         """The encoder's vectors ``[B, H]``, one a text, which both heads take.
 
         Raises:
-          ValueError: ``train=True`` without a key (here and in both heads).
+          ValueError: ``train=True`` without a key (here and in both heads), or texts of both sides
+            for an encoder of two towers.
         """
-        return self.encoder.apply(params["encoder"], tokens, key=key, train=train)
+        return self.encoder.apply(params["encoder"], tokens, key=key, train=train, side=side)
+
+    def apply_padded(
+        self, params: Params, ids: jax.Array, mask: jax.Array, side: Side = "query"
+    ) -> jax.Array:
+        """The encoder's vectors of one text a row: ids and mask ``[B, T]``."""
+        return self.encoder.apply_padded(params["encoder"], ids, mask, side)
 
     def de(
         self, params: Params, vectors: jax.Array, key: jax.Array | None = None, train: bool = False
