@@ -54,14 +54,15 @@ def test_describe_compares_label_texts_with_points(second, held):
     """Labels 1 and 2 stand together in two of label 1's three points; a point bears its text."""
     rows = [[1, 2], [1, 2], [1], second]
     train = split_of(["p", "q", "r", "B"], rows, 3)
-    report = "\n".join(summary.describe(make_dataset("s", train, train.take([0]), ["a", "b", "c"])))
+    dataset = make_dataset("s", train, train.take([0]), ["a", "b", "c"])
+    report = "\n".join(summary.summarise(dataset))
     assert "postulate, 1 training points that bear a label's text" in report
     assert f"in {held:.1f} % (expected 66.7 %), its five strongest in {held:.1f} %" in report
     assert ("contradict Gandalf's targets" in report) == (held == 0)
 
 
-def test_describe(small):
-    report = "\n".join(summary.describe(small))
+def test_summarise(small):
+    report = "\n".join(summary.summarise(small))
     for part in (
         "training rows 3   test rows 2   labels 4",
         "1.00, at most 2, none in 1 rows (training), 1.50, at most 2, none in 0 rows (test)",
@@ -93,9 +94,9 @@ def test_a_canonical_form_keeps_the_propensities_of_its_name(small, tmp_path, mo
 
 def test_missing_filter_pairs_are_pointed_out(small):
     bare = Split(small.train.texts, small.train.labels, small.train.filter_pairs[:0])
-    report = summary.describe(make_dataset("x", bare, small.test, small.label_texts))
+    report = summary.summarise(make_dataset("x", bare, small.test, small.label_texts))
     assert any("no filter pairs" in line for line in report)
-    assert not any("no filter pairs" in line for line in summary.describe(small))
+    assert not any("no filter pairs" in line for line in summary.summarise(small))
 
 
 def test_numbers_to_beat_on_mini(mini_folder):

@@ -35,11 +35,11 @@ def spectral_linear(params, direction, x, train=False):
     return x @ kernel / np.linalg.norm(kernel @ u) + params.get("bias", 0), u
 
 
-def batch_norm(params, moving, x, there, train=False):
+def batch_norm(params, moving, x, filled, train=False):
     """Output and new running statistics of ``[B, W, C]``."""
     mean, variance = moving["mean"], moving["variance"]
     if train:
-        seen = x[there].reshape(-1, x.shape[-1])
+        seen = x[filled].reshape(-1, x.shape[-1])
         mean, variance = seen.mean(axis=0), seen.var(axis=0)
         moving = {
             "mean": 0.9 * moving["mean"] + 0.1 * mean,
@@ -55,17 +55,17 @@ def block(params, direction, x, train=False):
 
 def attend(params, moving, parts, train=False):
     """Label vectors and new directions; a part may be None."""
-    there = [part is not None for part in parts]
+    present = [part is not None for part in parts]
     shape = next(part.shape for part in parts if part is not None)
     full = [np.zeros(shape) if part is None else part for part in parts]
     mixed, mix = spectral_linear(
         params["mix"], moving["mix"], np.maximum(np.stack(full, axis=1), 0), train
     )
-    mixed[:, ~np.array(there)] = 0
+    mixed[:, ~np.array(present)] = 0
     logits, score = spectral_linear(
         params["score"], moving["score"], mixed.reshape(len(mixed), -1), train
     )
-    logits[:, ~np.array(there)] = -np.inf
+    logits[:, ~np.array(present)] = -np.inf
     alpha = softmax(logits)
     vectors = sum(alpha[:, [k]] * part for k, part in enumerate(full))
     return vectors, {"mix": mix, "score": score}
@@ -121,14 +121,14 @@ def word_attention(params, moving, x, train=False):
 
 def inception(params, moving, table, texts, *, length, experts, train=False):
     """Meta and extreme features without dropout, and the new moving values."""
-    there = np.array([len(text) > 0 for text in texts])
+    filled = np.array([len(text) > 0 for text in texts])
     x = np.zeros((len(texts), length, table.shape[1]))
     for i, text in enumerate(texts):
         x[i, : len(text[:length])] = table[text[:length]]
     attended, moved = word_attention(params, moving, x, train)
 
     def norm(name, x):
-        y, moved[name] = batch_norm(params[name], moving[name], x, there, train)
+        y, moved[name] = batch_norm(params[name], moving[name], x, filled, train)
         return y
 
     first = attended @ params["first"]["kernel"] + params["first"]["bias"]
@@ -154,5 +154,5 @@ def inception(params, moving, table, texts, *, length, experts, train=False):
         )
         if not experts:
             y = gelu(y) + adaptive_pool(flat, table.shape[1])
-        outputs.append(np.where(there[:, None], y, 0))
+        outputs.append(np.where(filled[:, None], y, 0))
     return outputs, moved

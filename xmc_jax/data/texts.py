@@ -235,11 +235,11 @@ def _map_file(path: Path) -> mmap.mmap | bytes:
 
 def _line_offsets(buffer: mmap.mmap | bytes) -> np.ndarray:
     size = len(buffer)
-    found = [np.zeros(1, dtype=np.int64)]
+    starts = [np.zeros(1, dtype=np.int64)]
     for start in range(0, size, _SCAN_BYTES):
         block = np.frombuffer(buffer, np.uint8, min(_SCAN_BYTES, size - start), start)
-        found.append(np.flatnonzero(block == 10) + (start + 1))
-    offsets = np.concatenate(found)
+        starts.append(np.flatnonzero(block == 10) + (start + 1))
+    offsets = np.concatenate(starts)
     if size and buffer[size - 1] != 10:  # as if the last line had its end
         offsets = np.append(offsets, size + 1)
     return offsets

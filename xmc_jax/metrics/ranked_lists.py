@@ -94,13 +94,13 @@ def hits_by_block(
         ids = _remove(ids, of_pairs, rows.start, num_labels)[:, :depth]
         top = np.full((len(ids), depth), -1, np.int64)
         top[:, : ids.shape[1]] = ids
-        yield rows, top, contains(of_truth, top, rows.start, num_labels)
+        yield rows, top, among_pairs(of_truth, top, rows.start, num_labels)
 
 
 def _remove(ids: np.ndarray, keys: np.ndarray, first_row: int, num_labels: int) -> np.ndarray:
     gone = ids < 0
     if len(keys):
-        gone |= contains(keys, ids, first_row, num_labels)
+        gone |= among_pairs(keys, ids, first_row, num_labels)
     if not gone.any():
         return ids.copy()
     out = np.where(gone, -1, ids)
@@ -135,7 +135,7 @@ def pair_keys(pairs: np.ndarray, num_labels: int) -> np.ndarray:
     return np.unique(pairs[:, 0] * num_labels + pairs[:, 1])
 
 
-def contains(keys: np.ndarray, ids: np.ndarray, first_row: int, num_labels: int) -> np.ndarray:
+def among_pairs(keys: np.ndarray, ids: np.ndarray, first_row: int, num_labels: int) -> np.ndarray:
     """Returns whether (row, id) is among the sorted keys ``row * L + id``; -1 never is."""
     if not len(keys):
         return np.zeros(ids.shape, bool)

@@ -13,12 +13,12 @@ import scipy.sparse as sp
 
 from xmc_jax.metrics.propensity import label_frequency
 from xmc_jax.metrics.ranked_lists import (
+    among_pairs,
     blocks,
     check_ids,
     check_inputs,
     check_pairs,
     check_unique,
-    contains,
     hits_by_block,
     pair_keys,
     positives,
@@ -270,9 +270,9 @@ def precision_recall_thresholds(
         ids = predictions[rows]
         check_ids(ids, rows.start, num_labels)
         check_unique(ids, rows.start)
-        real = (ids >= 0) & ~contains(of_pairs, ids, rows.start, num_labels)
+        real = (ids >= 0) & ~among_pairs(of_pairs, ids, rows.start, num_labels)
         kept.append(scores[rows][real])
-        correct.append(scores[rows][real & contains(of_truth, ids, rows.start, num_labels)])
+        correct.append(scores[rows][real & among_pairs(of_truth, ids, rows.start, num_labels)])
     kept, correct = np.sort(np.concatenate(kept)), np.sort(np.concatenate(correct))
     if thresholds is None:
         thresholds = np.linspace(kept[0], kept[-1], 11) if len(kept) else []

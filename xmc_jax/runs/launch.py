@@ -14,14 +14,37 @@ import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
-from xmc_jax.runs import build, device_memory, open_runs, settings
-from xmc_jax.training import checkpoints, stages, training_data, workdir
-from xmc_jax.systems import encoders
+from xmc_jax import files
+from xmc_jax.contracts import Weights
+from xmc_jax.data import texts as text_files
 from xmc_jax.data.readers import layouts
 from xmc_jax.data.summaries import summary
-from xmc_jax.data import texts as text_files
 from xmc_jax.metrics.propensity import label_frequency
-from xmc_jax.training.loop import CompiledStep, Run, TrainingError, initial_state, train
+from xmc_jax.runs import device_memory, initial, open_runs, settings
+from xmc_jax.systems import upgrades
+from xmc_jax.training import checkpoints, training_data, workdir
+from xmc_jax.training.loop import Run, TrainingError, train
+
+
+@dataclasses.dataclass
+class Start:
+    """A run before its first step.
+
+    Attributes:
+      run: the run.
+      config: resolved.
+      weights: first parameters.
+      meta: of the work directory; None where the run is new.
+      description: of the model's encoder.
+      source: folder or file of the data.
+    """
+
+    run: Run
+    config: ConfigDict
+    weights: Weights
+    meta: dict[str, Any] | None
+    description: dict[str, Any]
+    source: Path
 
 
 def start(
@@ -32,7 +55,7 @@ def start(
     Args:
       config: from ``configs/``.
       folder: the work directory; made if it is not there.
-      overrides: fields set on the command line; see `workdir.open_run`.
+      overrides: fields set on the command line; see `workdir.claim`.
 
     Returns:
       The evaluation that is written to ``eval-test-<step>.json`` (of the held-out rows where the
@@ -42,7 +65,6 @@ def start(
       WorkdirError, PlanError, CheckpointError, TrainingError: with what to do.
     """
     settings.check(config)
-    build.system(config)  # names of losses
     with workdir.held(folder):
         try:
             return _start(config, folder, overrides)
@@ -51,30 +73,32 @@ def start(
                 raise
             raise TrainingError(
                 f"{folder}: out of memory on {jax.devices()[0]} ({str(error).splitlines()[0]}). "
-                "Take a smaller config.batch_size and config.pool_size, a smaller config.head_dim, "
-                "or config.table.dtype=bfloat16, in a new --workdir."
+                "Take a smaller config.batch_size and config.pool_size, smaller vectors, or "
+                "config.table.dtype=bfloat16, in a new --workdir."
             ) from error
 
 
 def _start(config: ConfigDict, folder: Path, overrides: Collection[str] | None) -> dict[str, Any]:
-    meta = workdir.open_run(folder, config.to_dict(), overrides)
+    given = config.to_dict()
+    meta = workdir.claim(folder, given, overrides, upgrade=upgrades.upgrade)
     try:
-        run, step, params, meta = _prepare(config, folder, meta)
+        begun = prepare(config, folder, meta)
+        _keep_frequency(begun.run)
+        if begun.meta is None:
+            _begin(begun, given)
     except BaseException:
         workdir.discard(folder)
         raise
-    run.epochs = meta["epochs"]
-    restored = checkpoints.restore_latest(
-        folder, jax.eval_shape(lambda: initial_state(run, params, step.optimizer, table=False))
-    )
+    run = begun.run
+    restored = checkpoints.restore_latest(folder, device_memory.state_shapes(run))
     if restored is None:
-        state, info = initial_state(run, params, step.optimizer), {}
+        state, info = run.system.first_state(run.data, begun.weights), {}
     else:
         state, info = restored
         logging.info("continuing %s from step %d of %d", folder, int(state.step), run.total_steps)
-    restored = params = None  # beside the state they would be there twice
+    del restored, begun  # beside the state their arrays would be there twice
     if int(state.step) < run.total_steps or not info.get("evaluated"):
-        state = train(run, state, step)
+        state = train(run, state)
     del state
     opened = open_runs.open_run(folder, run=run)
     if run.data.test is None and run.data.held_out is None:
@@ -83,14 +107,20 @@ def _start(config: ConfigDict, folder: Path, overrides: Collection[str] | None) 
     return open_runs.evaluate_run(opened, split="test" if run.data.test else "held_out")
 
 
-def _prepare(
-    config: ConfigDict, folder: Path, meta: dict[str, Any] | None
-) -> tuple[Run, CompiledStep, Any, dict[str, Any]]:
-    """Everything up to the first step: the run, its step, first parameters and meta data."""
-    dataset, entry, source = training_data.read_dataset(config)
+def prepare(config: ConfigDict, folder: Path, meta: dict[str, Any] | None) -> Start:
+    """Everything up to the first step, but for what is written of a run that begins.
+
+    Args:
+      config: as given.
+      folder: the work directory, which gets the tokenizer and what else the system keeps there.
+      meta: of the run to be continued, or None.
+    """
+    dataset, entry, source = training_data.read_dataset(
+        config.dataset, config.data, max_length=config.max_length
+    )
     if meta is None:
         if layouts.detect(source).kind != layouts.CANONICAL:  # nobody has looked at it yet
-            print(f"{source}:", *summary.describe(dataset), sep="\n")
+            print(f"{source}:", *summary.summarise(dataset), sep="\n")
             print(f"  numbers to beat: python -m xmc_jax.prepare --input={source}")
         resolved, chosen = settings.resolve(config, dataset)
         for name, value in chosen.items():
@@ -98,31 +128,29 @@ def _prepare(
         settings.check(resolved)
     else:
         resolved = ConfigDict({**meta["resolved"], "data": config.data})
-        written = workdir.read_json(folder / "meta.json")["resolved"]
-        resolved.tail_weight = written.get("tail_weight", 0.0)  # as when it is opened
         open_runs.check_digest(folder, meta, dataset.digest, source)
+    family, options = settings.family_of(resolved), settings.options_of(resolved)
+    if meta is None and config.get("init_from"):
+        initial.take_tokenizer(Path(config.init_from), folder)
     texts = text_files.JoinedTexts(dataset.train.texts, dataset.label_texts)
-    tokenizer = encoders.tokenizer(resolved, texts, folder / "tokenizer")
-    data = training_data.load(resolved, dataset, entry, tokenizer)
+    tokenizer = family.tokenizer(options, texts, folder / "tokenizer")
+    data = training_data.load(options, dataset, entry, tokenizer)
     if meta is None:
-        for line in training_data.lost(resolved, data, tokenizer):
+        for line in training_data.lost(options.max_length, data, tokenizer):
             logging.warning("%s", line)
-    parts = build.parts(resolved, folder, data, tokenizer.get_vocab_size())
+    built = family.build(options, folder, data, tokenizer)
+    weights = built.weights
+    if config.get("init_from"):
+        weights = initial.take_weights(Path(config.init_from), family.transfers, built)
     run = Run(
-        config=resolved,
+        options=options,
         folder=folder,
-        data=parts.data,
-        model=parts.model,
-        source=parts.system.source(resolved, parts.model, parts.data),
-        embedder=parts.embedder,
-        epochs=resolved.epochs,
-        system=parts.system,
+        data=built.data,
+        system=built.system,
+        source=built.system.source(built.data),
+        stages=family.stages(options, resolved.epochs if meta is None else meta["epochs"]),
     )
-    step = CompiledStep(run)
-    if meta is None:
-        meta = _begin(run, step, parts.params, config.to_dict(), source)
-    _keep_frequency(run)
-    return run, step, parts.params, meta
+    return Start(run, resolved, weights, meta, built.description, source)
 
 
 def _keep_frequency(run: Run) -> None:
@@ -130,57 +158,57 @@ def _keep_frequency(run: Run) -> None:
     labels = run.data.dataset.train.labels
     path = run.folder / open_runs.FREQUENCY
     if not path.exists():
-        with workdir.replacing(path, binary=True) as file:
+        with files.replacing(path, binary=True) as file:
             frequency = label_frequency(labels).astype(np.int32)
             np.savez(file, frequency=frequency, points=labels.shape[0])
 
 
-def _begin(
-    run: Run,
-    step: CompiledStep,
-    params: Any,
-    given: dict[str, Any],
-    source: Path,
-) -> dict[str, Any]:
+def _begin(begun: Start, given: dict[str, Any]) -> None:
     """Say what will be done, check memory, settle the number of epochs, write ``meta.json``."""
-    config, data = run.config, run.data
+    run, config, data = begun.run, begun.config, begun.run.data
+    shapes = run.source.shapes
     print(
         f"{data.dataset.name}: {len(data.rows):,} training rows, {data.num_labels:,} labels, "
-        f"{config.encoder.name} encoder, {run.source.batch_size} queries and "
-        f"{run.source.pool_size} labels a batch, {run.source.steps_per_epoch:,} steps an epoch"
+        f"{config.encoder.name} encoder, {shapes.queries} queries and "
+        f"{shapes.labels} labels a batch, {shapes.steps:,} steps an epoch"
     )
-    for line in device_memory.state(run, step):
+    for line in device_memory.state(run, config):
         print(line)
     epochs = config.epochs
     if config.max_minutes > 0:
-        fitting = _epochs_in_budget(run, params, step)
+        fitting = _epochs_in_budget(run, begun.weights, config.max_minutes)
         why = f", the most by config.epochs; {fitting} would fit" if fitting > epochs else ""
         epochs = min(epochs, fitting)
         print(f"epochs: {epochs} in {config.max_minutes:g} minutes{why}")
-    if "phases" in config:
-        config.phases = stages.scaled(config.phases, epochs)
+    family = settings.family_of(config)
+    config.update(family.scaled(config.to_dict(), epochs))
+    run.stages = family.stages(run.options, epochs)
     text_files.write_lines(run.folder / "labels", data.dataset.label_texts)
     meta = {
+        "format": upgrades.FORMAT,
         "config": given,
         "resolved": config.to_dict(),
         "epochs": epochs,
-        "encoder": encoders.describe(run.model),
+        "encoder": begun.description,
         "num_labels": data.num_labels,
         "entry": dataclasses.asdict(data.entry),
-        "data": {"digest": data.dataset.digest, "folder": str(source.absolute())},
+        "data": {"digest": data.dataset.digest, "folder": str(begun.source.absolute())},
         "versions": workdir.versions(),
         "device": str(jax.devices()[0]),
     }
-    return workdir.begin(run.folder, meta)
+    begun.meta = workdir.begin(run.folder, meta)
 
 
-def _epochs_in_budget(run: Run, params: Any, step: CompiledStep) -> int:
+def _epochs_in_budget(run: Run, weights: Weights, minutes: float) -> int:
     """Time some steps and an evaluation's embedding on a throw-away state."""
-    copy = jax.tree.map(lambda x: jax.numpy.array(x, copy=True), params)
-    state = initial_state(run, copy, step.optimizer, table=False)
+    params = jax.tree.map(lambda x: jax.numpy.array(x, copy=True), weights.params)
+    state = run.system.first_state(run.data, weights._replace(params=params), measure=True)
     times: list[float] = []
-    slowest = stages.of(run.config)[-1].first  # in its last phase a model has all of its parts
-    for number, (batch, _, _) in enumerate(run.source.ahead(slowest, 0)):
+    # The last stage of those that train everything: a model may get parts on the way.
+    slowest = [stage for stage in run.stages if stage.trains == "all"] or run.stages
+    stage = slowest[-1]
+    step = run.step(stage)
+    for number, (batch, _, _) in enumerate(run.source.ahead(stage, stage.first, 0)):
         step.compile(state, batch)
         started = time.perf_counter()
         state, parts = step(state, batch, 1.0)
@@ -188,16 +216,19 @@ def _epochs_in_budget(run: Run, params: Any, step: CompiledStep) -> int:
         times.append(time.perf_counter() - started)
         if number == 8:
             break
-    sample = np.arange(min(4096, data_size := len(run.data.label_tokens)))
-    run.embedder.both(params, run.data.label_tokens, sample)
+    tokens = run.data.label_tokens
+    sample = np.arange(min(4096, len(tokens)))
+    # The state was first, so that its weights are whole; the copy went with the steps.
+    embed = lambda: run.system.embed_some(state.weights, tokens, sample)
+    embed()
     started = time.perf_counter()
-    run.embedder.both(params, run.data.label_tokens, sample)
-    texts = data_size + (len(run.data.held_out.rows) if run.data.held_out else 0)
+    embed()
+    texts = len(tokens) + (len(run.data.held_out.rows) if run.data.held_out else 0)
     evaluation_seconds = (time.perf_counter() - started) * texts / len(sample)
     return settings.epochs_in(
-        run.config.max_minutes,
+        minutes,
         step=statistics.median(times),
-        steps_per_epoch=run.source.steps_per_epoch,
+        steps_per_epoch=run.source.shapes.steps,
         evaluation=evaluation_seconds,
-        every=min(run.config.eval_epochs, run.config.refresh_epochs),
+        every=min(run.options.eval_epochs, run.options.refresh_epochs),
     )

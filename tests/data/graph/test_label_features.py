@@ -93,7 +93,7 @@ def test_neighbour_graph_and_its_rows(degree, setting):
 
     idf = label_features.inverse_document_frequency((train, texts), VOCABULARY)
     options = {"tokens": 6, "degree": degree}
-    blocks = list(label_features.graph_rows(graph, texts, idf, **options))
+    blocks = list(label_features.neighbour_rows(graph, texts, idf, **options))
     ids = np.concatenate([ids for ids, _ in blocks])
     weights = np.concatenate([weights for _, weights in blocks])
     assert ids.shape == weights.shape == (LABELS, 6) and ids.dtype == np.int32

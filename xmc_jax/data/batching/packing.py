@@ -156,8 +156,8 @@ def ladder(
     if steps < 1 or multiple < 1:
         raise ValueError(f"steps={steps}, multiple={multiple}: expected at least 1")
     if not counts.size or counts[0] < 1 or counts[-1] > top:
-        found = f"{counts[0]} to {counts[-1]}" if counts.size else "none"
-        raise ValueError(f"row counts are {found}, expected 1 to top={top}")
+        given = f"{counts[0]} to {counts[-1]}" if counts.size else "none"
+        raise ValueError(f"row counts are {given}, expected 1 to top={top}")
     sizes, mass = _smooth(counts, times, top, multiple)
     covered = np.cumsum(mass)  # [K]
     # cost[i, j]: rows computed for batches above sizes[i] and up to sizes[j], which is a step.

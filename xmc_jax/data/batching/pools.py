@@ -240,15 +240,15 @@ def _sample_negatives(rng, hard_negatives, rows, known, num_labels, eta) -> np.n
     """Labels of ``eta`` hard negatives a query, drawn from those that are not its own or barred."""
     if hard_negatives is None or eta == 0:
         return np.zeros(0, np.int64)
-    found = np.asarray(hard_negatives).take(rows, axis=0)  # [n, W]; faster than indexing
-    draws = np.where(found >= 0, rng.random(found.shape), 2.0)  # the eta lowest of a row win
+    mined = np.asarray(hard_negatives).take(rows, axis=0)  # [n, W]; faster than indexing
+    draws = np.where(mined >= 0, rng.random(mined.shape), 2.0)  # the eta lowest of a row win
     while True:  # A mined list holds none of its own labels, so that once is mostly enough.
         usable = draws < 2.0
-        if eta < found.shape[1]:
+        if eta < mined.shape[1]:
             usable &= draws <= np.partition(draws, eta - 1, axis=1)[:, eta - 1 : eta]
         chosen = np.flatnonzero(usable)
-        labels = found.take(chosen).astype(np.int64)
-        keys = chosen // found.shape[1] * num_labels + labels
+        labels = mined.take(chosen).astype(np.int64)
+        keys = chosen // mined.shape[1] * num_labels + labels
         wrong = contains(known[0], keys) | contains(known[1], keys)
         if not wrong.any():
             return labels

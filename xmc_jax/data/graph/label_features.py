@@ -117,15 +117,15 @@ def neighbour_graph(
     number = np.arange(len(ids))
     lacking = ~(ids == number[:, None]).any(axis=1)
     ids[lacking, -1], weights[lacking, -1] = number[lacking], 1
-    there = ids >= 0
-    row = np.repeat(number, there.sum(axis=1))
-    graph = csr_matrix((weights[there], (row, ids[there])), shape=visits.shape)
+    real = ids >= 0
+    row = np.repeat(number, real.sum(axis=1))
+    graph = csr_matrix((weights[real], (row, ids[real])), shape=visits.shape)
     sums = [np.asarray(graph.sum(axis=axis), np.float64).ravel() for axis in (1, 0)]
     left, right = (diags_array(1 / np.sqrt(s)) for s in sums)
     return csr_matrix(left @ graph @ right, dtype=np.float32)
 
 
-def graph_rows(
+def neighbour_rows(
     graph: csr_matrix, texts: TokenStore, idf: np.ndarray, *, tokens: int = 32, degree: int = 1
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The heaviest entries of the rows of ``G^degree Z``, Z the TF-IDF rows of the label texts.

@@ -109,10 +109,10 @@ def random_walks(
         sources = np.arange(begin, end)
         visited = _walk(sources, by_label, labels, steps, restart, seed)
         counts = _count(visited, labels.shape[1])
-        found = np.diff(counts.indptr)
-        own = counts.indices == np.repeat(sources, found)
+        row_sizes = np.diff(counts.indptr)
+        own = counts.indices == np.repeat(sources, row_sizes)
         counts.data[own] = np.maximum(counts.data[own] - 1, 1)  # without the start, but some
-        of_row = np.repeat(counts.data[own], found).astype(np.float64)
+        of_row = np.repeat(counts.data[own], row_sizes).astype(np.float64)
         weighed = _weighed(counts, rule(counts.data.astype(np.float64), of_row, of_row))
         return weighed if depth is None else _cut(weighed, depth)
 
@@ -143,9 +143,9 @@ def strongest(weights: csr_matrix, depth: int) -> tuple[np.ndarray, np.ndarray]:
 def _cut(weights: csr_matrix, depth: int) -> csr_matrix:
     """The `strongest` entries of each row, columns ascending."""
     ids, values = strongest(weights, depth)
-    there = ids >= 0
-    indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
-    kept = csr_matrix((values[there], ids[there], indptr), weights.shape)
+    real = ids >= 0
+    indptr = np.concatenate([[0], np.cumsum(real.sum(axis=1))])
+    kept = csr_matrix((values[real], ids[real], indptr), weights.shape)
     kept.sort_indices()
     return kept
 

@@ -112,11 +112,11 @@ def read_description(folder: Path) -> dict:
         description = json.loads(path.read_text())
         version = description["format_version"]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        found = f"a description that cannot be read ({error!r})"
-        raise problem(path, None, found, "one written by this package", _AGAIN) from error
+        unread = f"a description that cannot be read ({error!r})"
+        raise problem(path, None, unread, "one written by this package", _AGAIN) from error
     if version != FORMAT_VERSION:
-        found = f"format version {version}"
-        raise problem(path, None, found, f"version {FORMAT_VERSION}", _AGAIN)
+        expected = f"version {FORMAT_VERSION}"
+        raise problem(path, None, f"format version {version}", expected, _AGAIN)
     return description
 
 
@@ -132,9 +132,10 @@ def load_canonical(layout: Layout) -> Dataset:
         path = folder / name
         if not path.is_file():
             raise problem(path, None, "no file", f"{size} bytes", _AGAIN)
-        if path.stat().st_size != size:
-            found = f"{path.stat().st_size} bytes"
-            raise problem(path, None, found, f"{size}, as written (it was changed)", _AGAIN)
+        now = path.stat().st_size
+        if now != size:
+            expected = f"{size}, as written (it was changed)"
+            raise problem(path, None, f"{now} bytes", expected, _AGAIN)
     texts = {
         role: LineTexts(folder / name, offsets=np.load(folder / f"{role}_offsets.npy", "r"))
         for role, name in _TEXT_FILES.items()
@@ -147,9 +148,9 @@ def load_canonical(layout: Layout) -> Dataset:
         pairs = np.load(folder / f"{role}_filter.npy")
         splits[role] = Split(texts[role], csr_matrix(matrix), pairs)
         if len(texts[role]) != matrix.shape[0] or len(texts["labels"]) != matrix.shape[1]:
-            found = f"{len(texts[role])} texts, {len(texts['labels'])} labels"
+            expected = f"a matrix for {len(texts[role])} texts, {len(texts['labels'])} labels"
             path = folder / f"{role}_labels.npz"
-            raise problem(path, None, f"shape {matrix.shape}", f"a matrix for {found}", _AGAIN)
+            raise problem(path, None, f"shape {matrix.shape}", expected, _AGAIN)
     return Dataset(
         name=description["name"],
         train=splits["train"],

@@ -114,7 +114,7 @@ def check_sizes(dataset: Dataset) -> list[str]:
         ("labels", len(dataset.label_texts), entry.num_labels),
     )
     return [
-        f"{found:,} {what}, but the catalog says {known:,} for {entry.name}"
-        for what, found, known in sizes
-        if known is not None and found != known
+        f"{size:,} {what}, but the catalog says {known:,} for {entry.name}"
+        for what, size, known in sizes
+        if known is not None and size != known
     ]

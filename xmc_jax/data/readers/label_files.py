@@ -110,7 +110,7 @@ def _sort_and_merge(matrix: csr_matrix, raw: RawLabels) -> list[str]:
         repeated.append(keys[1:][keys[1:] == keys[:-1]] // max(matrix.shape[1], 1) + start)
     notes = []
     unsorted, repeated = (
-        np.concatenate([*found, []]).astype(int) for found in (unsorted, repeated)
+        np.concatenate([*blocks, []]).astype(int) for blocks in (unsorted, repeated)
     )
     matrix.has_sorted_indices = len(unsorted) == 0
     matrix.has_canonical_format = len(unsorted) + len(repeated) == 0
@@ -326,11 +326,11 @@ def _bad_pair(path: Path, number: int, block: bytes) -> ValueError:
     for offset, line in enumerate(block.split(b"\n")):
         fields = line.split()
         if fields and not (len(fields) == 2 and all(_is_whole(field) for field in fields)):
-            number, found = number + offset, line[:60].decode("latin-1")
+            number, shown = number + offset, line[:60].decode("latin-1")
             break
     else:
-        found = "something that is not a number"
-    return problem(path, number, repr(found), "two whole numbers, 'row label'", "Correct the line.")
+        shown = "something that is not a number"
+    return problem(path, number, repr(shown), "two whole numbers, 'row label'", "Correct the line.")
 
 
 def _is_whole(field: bytes) -> bool:

@@ -153,9 +153,9 @@ def find_folder(name_or_folder: str | os.PathLike[str], data_dir: str | None = N
             return given
         root = Path(os.environ.get("XMC_DATA") or "data").expanduser()
         looked += [given, root]
-    found = _below(root, wanted)
-    if found is not None:
-        return found
+    folder = _below(root, wanted)
+    if folder is not None:
+        return folder
     if entry is not None and entry.name in BUNDLED:
         return BUNDLED[entry.name]
     if given.is_dir() and not data_dir:

@@ -41,24 +41,24 @@ def read_own(layout: Layout, place: TextPlace) -> Dataset:
     rows = {role: read_rows(layout.files[role], role, place) for role in roles}
     notes = [note for role in roles for note in rows[role].notes]
     label_texts, ids = _number_labels(layout, rows, place, notes)
-    found = {}
+    by_role = {}
     for role in roles:
-        found[role] = _make_split(layout, role, rows[role], ids[role], len(label_texts), notes)
-    if "test" not in found:
-        before = found["train"].labels.nnz
-        found["train"], found["test"] = splits.hold_out(
-            *(found["train"], label_texts),
+        by_role[role] = _make_split(layout, role, rows[role], ids[role], len(label_texts), notes)
+    if "test" not in by_role:
+        before = by_role["train"].labels.nnz
+        by_role["train"], by_role["test"] = splits.hold_out(
+            *(by_role["train"], label_texts),
             share=TEST_SHARE,
-            max_rows=len(found["train"]),
+            max_rows=len(by_role["train"]),
             seed=SPLIT_SEED,
         )
-        removed = before - found["train"].labels.nnz - found["test"].labels.nnz
+        removed = before - by_role["train"].labels.nnz - by_role["test"].labels.nnz
         notes.append(
-            f"{layout.files['train'].name}: no test file; {len(found['test'])} rows split off as "
+            f"{layout.files['train'].name}: no test file; {len(by_role['test'])} rows split off as "
             f"test (seed {SPLIT_SEED}; rows of equal text stay together), {removed} reverse pairs "
             "removed from training"
         )
-    return make_dataset(layout.name, found["train"], found["test"], label_texts, notes)
+    return make_dataset(layout.name, by_role["train"], by_role["test"], label_texts, notes)
 
 
 def _number_labels(
@@ -80,9 +80,9 @@ def _number_labels(
     for role, file in rows.items():
         _check_separators(file)
         if _are_ids(file):
-            found = f"labels that are ids ({file.names[0]}), and no label file"
+            only_ids = f"labels that are ids ({file.names[0]}), and no label file"
             line = int(file.first_lines[0])
-            raise problem(file.path, line, found, "label texts, or a label file", _ID_ADVICE)
+            raise problem(file.path, line, only_ids, "label texts, or a label file", _ID_ADVICE)
         numbers = [vocabulary.setdefault(name, len(vocabulary)) for name in file.names]
         ids[role] = np.array(numbers, dtype=np.int32)
     if not vocabulary:

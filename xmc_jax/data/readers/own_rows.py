@@ -115,16 +115,16 @@ def _check_kind(path: Path, line: int, label: Label, numbers: dict[Label, int]) 
 def _json_lines_rows(path: Path, encoding: str, bad: BadRows) -> Iterator[Row]:
     for line, row in json_rows(path, encoding, bad):
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            found, expected = repr(row)[:60], "an object with a string 'text'"
+            expected = "an object with a string 'text'"
             advice = 'Write {"text": "...", "labels": [...]} on each line.'
-            bad.add(problem(path, line, found, expected, advice))
+            bad.add(problem(path, line, repr(row)[:60], expected, advice))
             continue
         labels = row.get("labels")
         labels = [] if labels is None else labels if isinstance(labels, list) else [labels]
         if not all(type(label) in (str, int) for label in labels):
-            found, expected = f"labels {labels!r}"[:60], "a list of ids or of label texts"
+            expected = "a list of ids or of label texts"
             advice = "Ids are line numbers of labels.txt, from 0."
-            bad.add(problem(path, line, found, expected, advice))
+            bad.add(problem(path, line, f"labels {labels!r}"[:60], expected, advice))
             continue
         yield line, row["text"], _tidy(labels)
 

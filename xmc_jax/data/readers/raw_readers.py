@@ -90,8 +90,8 @@ def json_rows(
 
 def _make_text(row: object, recipe: str, path: Path, number: int) -> str:
     if not isinstance(row, dict) or "title" not in row:
-        found = f"fields {', '.join(row)}" if isinstance(row, dict) else repr(row)[:60]
-        raise problem(path, number, found, "an object with a 'title'", "Correct the line.")
+        shown = f"fields {', '.join(row)}" if isinstance(row, dict) else repr(row)[:60]
+        raise problem(path, number, shown, "an object with a 'title'", "Correct the line.")
     parts = [row["title"], row.get("content")] if recipe == "title+content" else [row["title"]]
     parts = ["" if part is None else part for part in parts]
     if not all(isinstance(part, str) for part in parts):
@@ -144,28 +144,28 @@ def _read_json_split(
 
 def _extend(ids: array.array, row: dict, path: Path, number: int) -> tuple[int, int]:
     """Adds a row's label ids; returns how many had a relevance of 0 or less, or another than 1."""
-    found = row.get("target_ind")
+    labels = row.get("target_ind")
     relevance = row.get("target_rel")
     dropped = weighted = 0
-    if relevance and isinstance(found, list) and len(relevance) != len(found):
+    if relevance and isinstance(labels, list) and len(relevance) != len(labels):
         raise problem(
             path,
             number,
-            f"{len(found)} target_ind and {len(relevance)} target_rel",
+            f"{len(labels)} target_ind and {len(relevance)} target_rel",
             "a relevance for each label, or none",
             "Correct the line, or put trn_X_Y.txt and tst_X_Y.txt beside the files.",
         )
     try:
         if relevance and not min(relevance) == max(relevance) == 1:
             weighted = sum(value > 0 and value != 1 for value in relevance)
-            kept = [label for label, value in zip(found, relevance) if value > 0]
-            found, dropped = kept, len(found) - len(kept)
-        ids.extend(found)
+            kept = [label for label, value in zip(labels, relevance) if value > 0]
+            labels, dropped = kept, len(labels) - len(kept)
+        ids.extend(labels)
     except (TypeError, OverflowError) as error:
         raise problem(
             path,
             number,
-            f"target_ind {str(found)[:60]}",
+            f"target_ind {str(labels)[:60]}",
             "a list of label ids (whole numbers from 0)",
             "Correct the line, or put trn_X_Y.txt and tst_X_Y.txt beside the files.",
         ) from error

@@ -59,16 +59,16 @@ def balanced_clusters(
         for level in range(num_levels):
             sizes = np.diff(offsets)
             column = np.arange(sizes.max())
-            there = column < sizes[:, None]  # [C, s]
-            rows = order[offsets[:-1, None] + np.where(there, column, 0)]
+            real = column < sizes[:, None]  # [C, s]
+            rows = order[offsets[:-1, None] + np.where(real, column, 0)]
             z = copy[: rows.size * dim].reshape(*rows.shape, dim)  # [C, s, d]
             rng = np.random.default_rng([seed, level])
             first = rng.integers(0, sizes)
             second = rng.integers(0, sizes - 1)
             second += second >= first
-            problem = _Level(x, rows, z, np.where(there, scale[rows], 0), sizes, first, second)
+            problem = _Level(x, rows, z, np.where(real, scale[rows], 0), sizes, first, second)
             upper = problem.split(pool.map, tolerance, max_iterations)
-            order, offsets = _regroup(rows, there, upper, offsets)
+            order, offsets = _regroup(rows, real, upper, offsets)
     return order, offsets
 
 
@@ -176,18 +176,18 @@ def _upper_half(scores: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64) << 32
     column = np.arange(scores.shape[1])
     keys |= column
-    there = column < sizes[:, None]
-    keys[~there] = np.iinfo(np.int64).max
+    real = column < sizes[:, None]
+    keys[~real] = np.iinfo(np.int64).max
     middle = sizes // 2
     ranked = np.partition(keys, np.unique(middle), axis=1)
-    return there & (keys >= ranked[np.arange(len(sizes)), middle][:, None])
+    return real & (keys >= ranked[np.arange(len(sizes)), middle][:, None])
 
 
-def _regroup(rows, there, upper, offsets) -> tuple[np.ndarray, np.ndarray]:
+def _regroup(rows, real, upper, offsets) -> tuple[np.ndarray, np.ndarray]:
     """Order and offsets of the next level: the lower half of each cluster, then the upper."""
     middles = offsets[:-1] + np.diff(offsets) // 2
     order = np.empty(offsets[-1], np.int64)
-    for half, start in ((there & ~upper, offsets[:-1]), (upper, middles)):
+    for half, start in ((real & ~upper, offsets[:-1]), (upper, middles)):
         rank = np.cumsum(half, axis=1) - 1
         order[(start[:, None] + rank)[half]] = rows[half]
     return order, np.append(np.stack([offsets[:-1], middles], axis=1).reshape(-1), offsets[-1])

@@ -179,16 +179,16 @@ def exact_search_jax(
     labels = jnp.asarray(labels, jnp.float32)
     bonus = jnp.zeros(len(labels)) if bonus is None else jnp.asarray(bonus, jnp.float32)
     size = min(_QUERIES, 1 << max(0, len(queries) - 1).bit_length())  # few sizes, few compilations
-    found = [
+    results = [
         _search_block(
             _padded(queries[start : start + size], size), labels, bonus, k, min(block, len(labels))
         )
         for start in range(0, len(queries), size)
     ]
-    if not found or len(labels) == 0:
+    if not results or len(labels) == 0:
         shape = (len(queries), k)
         return np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int32)
-    scores, ids = (np.concatenate([np.asarray(part) for part in parts]) for parts in zip(*found))
+    scores, ids = (np.concatenate([np.asarray(part) for part in parts]) for parts in zip(*results))
     return scores[: len(queries)], ids[: len(queries)]
 
 

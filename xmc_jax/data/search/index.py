@@ -179,9 +179,9 @@ class Index:
                 np.pad(scores, lacking, constant_values=-np.inf),
                 np.pad(ids, lacking, constant_values=-1),
             )
-        found = self._searcher(queries, min(len(self._groups[0]), k))
+        of_groups = self._searcher(queries, min(len(self._groups[0]), k))
         blocks = [slice(i, i + _EXPANDED) for i in range(0, max(1, len(queries)), _EXPANDED)]
-        parts = [_expand(*(array[rows] for array in found), self._groups, k) for rows in blocks]
+        parts = [_expand(*(array[rows] for array in of_groups), self._groups, k) for rows in blocks]
         return tuple(np.concatenate(arrays) for arrays in zip(*parts))
 
 
@@ -236,14 +236,14 @@ def mine(
         step = max(1, min(block, 64 * block // int(deep)))
         for start in range(0, rows.size, step):
             part = rows[start : start + step]
-            found = index.search(query_vectors[part], int(deep))[1]
-            out[part] = _without_own(found, labels, filters, part, width)
+            nearest = index.search(query_vectors[part], int(deep))[1]
+            out[part] = _without_own(nearest, labels, filters, part, width)
             if progress is not None:
                 progress(part.size)
     return out
 
 
-def _without_own(found, labels, filters, rows, width) -> np.ndarray:
+def _without_own(ids, labels, filters, rows, width) -> np.ndarray:
     """The first ``width`` of each row's results that are neither its positives nor filtered."""
     keys = [
         place * labels.shape[1] + label
@@ -252,11 +252,11 @@ def _without_own(found, labels, filters, rows, width) -> np.ndarray:
         for place, label in [row_entries(matrix, rows)]
     ]
     own = np.sort(np.concatenate(keys))
-    kept = (found >= 0) & ~contains(own, np.arange(rows.size)[:, None] * labels.shape[1] + found)
+    kept = (ids >= 0) & ~contains(own, np.arange(rows.size)[:, None] * labels.shape[1] + ids)
     rank = np.cumsum(kept, axis=1) - 1
     kept &= rank < width
     result = np.full((rows.size, width), -1, np.int32)
-    result[np.nonzero(kept)[0], rank[kept]] = found[kept]
+    result[np.nonzero(kept)[0], rank[kept]] = ids[kept]
     return result
 
 
@@ -347,10 +347,10 @@ def _ivf_searcher(vectors, seed, sample_queries) -> tuple[int, float, Callable]:
     return nprobe, recall, _ordered(lambda queries, k: find(queries, k, nprobe), number)
 
 
-def _recall(found: np.ndarray, truth: np.ndarray) -> float:
+def _recall(ids: np.ndarray, truth: np.ndarray) -> float:
     """Share of the true ids that were found in the same row."""
     row = np.arange(len(truth))[:, None] << 32
-    return float(np.mean(np.isin(row + truth, row + found)))
+    return float(np.mean(np.isin(row + truth, row + ids)))
 
 
 def _equal_rows(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
@@ -382,27 +382,27 @@ def _equal_rows(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return first[by_row], members, np.concatenate([[0], np.cumsum(sizes[by_row])])
 
 
-def _expand(scores, found, groups, k) -> tuple[np.ndarray, np.ndarray]:
+def _expand(scores, numbers, groups, k) -> tuple[np.ndarray, np.ndarray]:
     """Results over groups of equal labels -> results over labels, ``[n, k]`` each."""
     _, members, starts = groups
-    sizes = np.where(found >= 0, starts[found + 1] - starts[found], 0)
+    sizes = np.where(numbers >= 0, starts[numbers + 1] - starts[numbers], 0)
     before = np.cumsum(sizes, axis=1) - sizes
     # Groups of equal score share their places: one is left out only if those above it fill k.
-    run = np.ones(found.shape, bool)
+    run = np.ones(numbers.shape, bool)
     run[:, 1:] = scores[:, 1:] != scores[:, :-1]
-    opened = np.maximum.accumulate(np.where(run, np.arange(found.shape[1]), 0), axis=1)
+    opened = np.maximum.accumulate(np.where(run, np.arange(numbers.shape[1]), 0), axis=1)
     taken = np.where(np.take_along_axis(before, opened, axis=1) < k, np.minimum(sizes, k), 0)
     flat = taken.reshape(-1)
     rank = np.arange(flat.sum()) - np.repeat(np.cumsum(flat) - flat, flat)
-    label = members[np.repeat(starts[found].reshape(-1), flat) + rank]
+    label = members[np.repeat(starts[numbers].reshape(-1), flat) + rank]
     score = np.repeat(scores.reshape(-1), flat)
-    row = np.repeat(np.arange(len(found)), taken.sum(axis=1))
+    row = np.repeat(np.arange(len(numbers)), taken.sum(axis=1))
     order = np.lexsort((label, -score, row))
     counts = taken.sum(axis=1)
     place = np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
     row, label, score = row[order], label[order], score[order]
-    out_scores = np.full((len(found), k), -np.inf, np.float32)
-    out_ids = np.full((len(found), k), -1, np.int32)
+    out_scores = np.full((len(numbers), k), -np.inf, np.float32)
+    out_ids = np.full((len(numbers), k), -1, np.int32)
     kept = place < k
     out_scores[row[kept], place[kept]] = score[kept]
     out_ids[row[kept], place[kept]] = label[kept]

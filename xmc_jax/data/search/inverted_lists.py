@@ -102,10 +102,10 @@ class InvertedLists:
             rows = visitors[edges[number] : edges[number + 1]]
             return self._scan(product, queries, rows, number, scores)
 
-        found = [part for parts in run(scan, np.flatnonzero(np.diff(edges))) for part in parts]
-        if not found:  # those lists are empty
+        better = [part for parts in run(scan, np.flatnonzero(np.diff(edges))) for part in parts]
+        if not better:  # those lists are empty
             return
-        row, score, label = (np.concatenate(parts) for parts in zip(*found))
+        row, score, label = (np.concatenate(parts) for parts in zip(*better))
         order = np.argsort(row, kind="stable")
         bounds = np.searchsorted(row[order], np.arange(0, len(queries) + _CHUNK, _CHUNK))
 
@@ -118,7 +118,7 @@ class InvertedLists:
 
     def _scan(self, product, queries, rows, number, scores) -> list[tuple]:
         """(rows, scores, ids) of what in list ``number`` is above the k-th best of its visitors."""
-        k, found = scores.shape[1], []
+        k, better = scores.shape[1], []
         start, stop = self.starts[number], self.starts[number + 1]
         for first in range(start, stop, _TILE):
             width = min(_TILE, stop - first)
@@ -135,24 +135,24 @@ class InvertedLists:
                 above = (s >= limit) & (s > -np.inf)
                 at, column = np.divmod(np.flatnonzero(above), width)
                 ids = self.ids[first + column]
-                found.append((part[at], s[at, column], ids))
-        return found
+                better.append((part[at], s[at, column], ids))
+        return better
 
 
 def nearest(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
     """``[n]`` int32: the centroid of highest inner product of each vector; ties: the lower one."""
-    found = np.zeros(len(vectors), np.int32)
+    closest = np.zeros(len(vectors), np.int32)
     product = host_product()
 
     def job(start):
         part = vectors[start : start + _ROWS]
         block = np.zeros((_ROWS, vectors.shape[1]), np.float32)  # one size, one compilation
         block[: len(part)] = part
-        found[start : start + _ROWS] = product(block, centroids)[: len(part)].argmax(axis=1)
+        closest[start : start + _ROWS] = product(block, centroids)[: len(part)].argmax(axis=1)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as workers:
         list(workers.map(job, range(0, len(vectors), _ROWS)))
-    return found
+    return closest
 
 
 def spherical_means(x: np.ndarray, number: int, *, seed: int, rounds: int = 10) -> np.ndarray:

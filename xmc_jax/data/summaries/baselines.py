@@ -84,9 +84,9 @@ def tfidf_nearest_label(
         for row, start, stop in zip(
             range(rows.start, rows.stop), product.indptr[:-1], product.indptr[1:]
         ):
-            found, score = _top(product.indices[start:stop], product.data[start:stop], k)
-            ids[row, : len(found)] = found
-            scores[row, : len(found)] = score
+            best, score = _top(product.indices[start:stop], product.data[start:stop], k)
+            ids[row, : len(best)] = best
+            scores[row, : len(best)] = score
     return ids, scores
 
 
@@ -115,8 +115,10 @@ def label_of_the_same_text(
         return ids
     ids[rows, 0] = own = first[np.searchsorted(texts, codes[rows])]
     chosen, place = np.unique(own, return_inverse=True)
-    found, _ = label_graph.strongest(label_graph.conditionals(train_labels, chosen), max(1, k - 1))
-    ids[rows, 1:] = found[place, : k - 1]
+    neighbours, _ = label_graph.strongest(
+        label_graph.conditionals(train_labels, chosen), max(1, k - 1)
+    )
+    ids[rows, 1:] = neighbours[place, : k - 1]
     return ids
 
 

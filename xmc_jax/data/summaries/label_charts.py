@@ -90,21 +90,21 @@ def _ids(texts: Sequence[str], names: Sequence[str]) -> np.ndarray:
     return np.array(ids, np.int64)
 
 
-def lines(found: Sequence[Neighbours], delta: float = 0.1) -> list[str]:
+def lines(charts: Sequence[Neighbours], delta: float = 0.1) -> list[str]:
     """Bars for the terminal; what Gandalf's threshold drops is drawn lighter."""
-    made = []
-    for one in found:
-        made.append(f"{one.label} ({one.points:,} training points)")
+    bars = []
+    for one in charts:
+        bars.append(f"{one.label} ({one.points:,} training points)")
         for text, share in zip(one.texts, one.shares):
             bar = ("█" if share > delta else "░") * max(1, round(BAR * share))
             short = text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
-            made.append(f"  {short:<{SHOWN}} {share:5.2f} {bar}")
+            bars.append(f"  {short:<{SHOWN}} {share:5.2f} {bar}")
         if not one.texts:
-            made.append("  stands with no other label")
-    return made
+            bars.append("  stands with no other label")
+    return bars
 
 
-def save_png(found: Sequence[Neighbours], path: Path, delta: float = 0.1) -> None:
+def save_png(charts: Sequence[Neighbours], path: Path, delta: float = 0.1) -> None:
     """Bar charts, one a label, two in a row.
 
     Raises:
@@ -117,12 +117,12 @@ def save_png(found: Sequence[Neighbours], path: Path, delta: float = 0.1) -> Non
             f"{path}: pictures need matplotlib, which is not installed. Run "
             "pip install 'xmc_jax[plots]', or leave --output away."
         ) from error
-    columns = min(2, len(found))
-    rows = math.ceil(len(found) / columns)
-    depth = max(1, *(len(one.texts) for one in found))
+    columns = min(2, len(charts))
+    rows = math.ceil(len(charts) / columns)
+    depth = max(1, *(len(one.texts) for one in charts))
     figure = Figure(figsize=(6.5 * columns, (0.8 + 0.28 * depth) * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for one, axis in zip(found, axes):
+    for one, axis in zip(charts, axes):
         names = [text if len(text) <= SHOWN else text[: SHOWN - 1] + "…" for text in one.texts]
         places = np.arange(len(names))
         axis.barh(places, one.shares, color=np.where(one.shares > delta, "C0", "lightgray"))
@@ -131,7 +131,7 @@ def save_png(found: Sequence[Neighbours], path: Path, delta: float = 0.1) -> Non
         axis.set_title(f"{one.label} ({one.points:,} points)", fontsize=9, parse_math=False)
         axis.invert_yaxis()
         axis.set_xlim(0, 1)
-    for axis in axes[len(found) :]:
+    for axis in axes[len(charts) :]:
         axis.set_axis_off()
     with files.replacing(path, binary=True) as file:
         figure.savefig(file, format="png", dpi=120)

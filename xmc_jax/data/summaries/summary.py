@@ -50,14 +50,14 @@ def prepare(source: str, output: str | None = None, *, text: str | None = None) 
         dataset = formats.write_canonical(folder, Path(output), text=text)
     entry = entry or catalog.find(dataset.name)  # a canonical form keeps the name
     yield f"{dataset.name}: layout {layout.kind!r} in {layout.root}, texts {text!r}"
-    yield from describe(dataset)
+    yield from summarise(dataset)
     if output:
         yield f"  canonical form: {output} (digest {dataset.digest})"
     logging.info("scoring the baselines")
     yield from baseline_table(dataset, entry)
 
 
-def describe(dataset: Dataset) -> list[str]:
+def summarise(dataset: Dataset) -> list[str]:
     """Returns the lines of the summary: sizes, lengths, overlaps, and what looks wrong."""
     train, test, label_texts = dataset.train, dataset.test, dataset.label_texts
     frequency = np.diff(train.labels.tocsc().indptr)
@@ -139,11 +139,11 @@ def _postulate_lines(train: Split, train_codes: np.ndarray, label_codes: np.ndar
     rows = np.sort(rng.choice(rows, min(len(rows), POSTULATE_ROWS), replace=False))
     label_ids = first[np.searchsorted(known, train_codes[rows])]
     held, promised = gandalf.neighbours_held(train.labels, rows, label_ids)
-    there = promised > 0
-    seen = np.flatnonzero(there[:, 0])
+    real = promised > 0
+    seen = np.flatnonzero(real[:, 0])
     if not len(seen):
         return []
-    share, says = 100 * held[there].mean(), 100 * promised[there].mean()
+    share, says = 100 * held[real].mean(), 100 * promised[real].mean()
     lines = [
         f"  Gandalf's postulate, {len(seen):,} training points that bear a label's text: "
         "the label's strongest neighbour is theirs",
@@ -189,9 +189,9 @@ def baseline_scores(
     }
     scores = {
         name: metrics.evaluate(
-            found, test.labels, inverse_propensity=weights, filter_pairs=test.filter_pairs, ks=_KS
+            ranked, test.labels, inverse_propensity=weights, filter_pairs=test.filter_pairs, ks=_KS
         )
-        for name, found in predictions.items()
+        for name, ranked in predictions.items()
     }
     return scores, len(test), analyzer
 

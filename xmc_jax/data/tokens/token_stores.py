@@ -82,12 +82,12 @@ class TokenStore:
             raise ValueError(
                 f"row {bad} asked of a store of {len(self)} texts: expected -1 or 0..n-1"
             )
-        there = rows >= 0
-        rows = np.where(there, rows, 0)
+        real = rows >= 0
+        rows = np.where(real, rows, 0)
         if not len(self):
             return rows, rows.astype(np.int32)
         starts = self.offsets[rows]
-        return starts, np.where(there, self.offsets[rows + 1] - starts, 0).astype(np.int32)
+        return starts, np.where(real, self.offsets[rows + 1] - starts, 0).astype(np.int32)
 
 
 @dataclass(frozen=True)

@@ -40,12 +40,12 @@ def read(path: str | Path, words: Mapping[str, int]) -> tuple[np.ndarray, np.nda
     """
     path = Path(path).expanduser()
     wanted = {word.encode(): row for word, row in words.items()}
-    found: dict[int, np.ndarray] = {}
+    vectors: dict[int, np.ndarray] = {}
     dim = 0
     for number, line in _lines(path):
         word, _, rest = line.rstrip().partition(b" ")
         row = wanted.get(word)
-        if row is None or row in found:
+        if row is None or row in vectors:
             continue
         try:
             vector = np.array(rest.split(), np.bytes_).astype(np.float32)
@@ -57,14 +57,14 @@ def read(path: str | Path, words: Mapping[str, int]) -> tuple[np.ndarray, np.nda
                 f"{path}, line {number}: {vector.size} numbers for {word.decode()!r}; expected "
                 f"{dim or 'some'}, all finite, as in the lines before."
             )
-        found[row] = vector
-    if not found:
+        vectors[row] = vector
+    if not vectors:
         raise ValueError(
             f"{path} has none of the {len(words):,} words of the texts (words are lower-cased); "
             f"{_EXPECTED}."
         )
-    rows = sorted(found)
-    return np.array(rows, np.int64), np.stack([found[row] for row in rows])
+    rows = sorted(vectors)
+    return np.array(rows, np.int64), np.stack([vectors[row] for row in rows])
 
 
 def table(path: str | Path, words: Mapping[str, int], *, seed: int) -> np.ndarray:
@@ -83,9 +83,9 @@ def table(path: str | Path, words: Mapping[str, int], *, seed: int) -> np.ndarra
     """
     rows, vectors = read(path, words)
     shape = len(words), vectors.shape[1]
-    made = np.random.default_rng(seed).standard_normal(shape, np.float32) * vectors.std()
-    made[rows] = vectors
-    return made
+    values = np.random.default_rng(seed).standard_normal(shape, np.float32) * vectors.std()
+    values[rows] = vectors
+    return values
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

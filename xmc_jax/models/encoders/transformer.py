@@ -112,9 +112,9 @@ class TransformerConfig:
         if family not in _KEYS:
             return cls(family=family)  # raises
         for key, expected in _FIXED[family].items():
-            found = config.get(key, expected)
-            if found != expected:
-                raise ValueError(f"{key} is {found!r} in the model's config; expected {expected!r}")
+            value = config.get(key, expected)
+            if value != expected:
+                raise ValueError(f"{key} is {value!r} in the model's config; expected {expected!r}")
         keys = _KEYS[family].items()
         fields = {ours: config.get(theirs, default) for ours, (theirs, default) in keys}
         return cls(family=family, **fields)

@@ -17,7 +17,7 @@ def init_batch_norm(channels: int) -> tuple[Arrays, Arrays]:
 
 
 def batch_norm(
-    params: Arrays, moving: Arrays, x: jax.Array, there: jax.Array, *, train: bool = False
+    params: Arrays, moving: Arrays, x: jax.Array, filled: jax.Array, *, train: bool = False
 ) -> tuple[jax.Array, Arrays]:
     """``scale (x - mean) / sqrt(variance + eps) + bias``, a mean and a variance a channel.
 
@@ -29,7 +29,7 @@ def batch_norm(
       params: scale and bias ``[C]``.
       moving: running mean and variance ``[C]``.
       x: ``[B, W, C]``.
-      there: ``[B]`` bool, False = an empty slot of the batch, which no statistics see.
+      filled: ``[B]`` bool, False = an empty slot of the batch, which no statistics see.
       train: use and collect the batch's statistics.
 
     Returns:
@@ -37,10 +37,10 @@ def batch_norm(
     """
     mean, variance = moving["mean"], moving["variance"]
     if train:
-        there = there[:, None, None]
-        count = jnp.sum(there, dtype=x.dtype) * x.shape[1]
-        mean = jnp.sum(jnp.where(there, x, 0), axis=(0, 1)) / jnp.maximum(count, 1)
-        square = jnp.sum(jnp.where(there, jnp.square(x - mean), 0), axis=(0, 1))
+        filled = filled[:, None, None]
+        count = jnp.sum(filled, dtype=x.dtype) * x.shape[1]
+        mean = jnp.sum(jnp.where(filled, x, 0), axis=(0, 1)) / jnp.maximum(count, 1)
+        square = jnp.sum(jnp.where(filled, jnp.square(x - mean), 0), axis=(0, 1))
         variance = square / jnp.maximum(count, 1)
         unbiased = square / jnp.maximum(count - 1, 1)
         share = jnp.where(count > 0, MOMENTUM, 0)

@@ -163,7 +163,7 @@ class InceptionQueries:
             y = run.head(task, dropout(x, self.dropout, head_key))
             if not self.experts:
                 y = gelu(y) + x @ jnp.asarray(pooling_matrix(x.shape[1], self.dim), x.dtype)
-            outputs.append(jnp.where(run.there[:, None], y, 0))
+            outputs.append(jnp.where(run.filled[:, None], y, 0))
         return tuple(outputs), run.moving
 
     def apply_padded(
@@ -194,13 +194,13 @@ class _Run:
 
     params: Params
     moving: Moving
-    there: jax.Array
+    filled: jax.Array
     train: bool
 
     def norm(self, name: str, x: jax.Array) -> jax.Array:
         name = f"{name}_norm"
         y, self.moving[name] = batch_norm(
-            self.params[name], self.moving[name], x, self.there, train=self.train
+            self.params[name], self.moving[name], x, self.filled, train=self.train
         )
         return y
 
