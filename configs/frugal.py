@@ -93,6 +93,7 @@ def _common(name: str, dataset: str) -> ConfigDict:
     config.seed = 0
     config.max_length = 32  # tokens of a text
     config.row_length = 32  # tokens in a packed row; texts longer than that: max_length [ours]
+    config.init_from = ""  # work directory of a run whose word vectors and encoder this begins with
     config.max_minutes = 0.0  # > 0: as many of the epochs as fit; the cosine ends there
     config.epochs = config_dict.placeholder(int)
     # (epochs, free weights, clusters by pifa or text): proportions, scaled to the run's epochs.
@@ -107,6 +108,8 @@ def _common(name: str, dataset: str) -> ConfigDict:
     config.encoder.embeddings = ""  # what the table starts from: a pretrained folder, or a file
     config.encoder.vocabulary = "wordpiece"  # of the data's texts; words: whole ones, as theirs
     config.encoder.vocab_size = 30_000
+    config.encoder.query_prefix = ""  # stands before every query
+    config.encoder.label_prefix = ""  # stands before every label's text
     config.dropout = parts["dropout"]  # before both classifiers
     config.label_dropout = 0.2  # in the label towers and their attention [ours]
     config.label_text = "text" in parts  # part of a label's vector: its text

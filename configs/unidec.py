@@ -87,12 +87,17 @@ def get_config(arg: str | None = None) -> ConfigDict:
 def _common(dataset: str) -> ConfigDict:
     """What all data sets share."""
     config = ConfigDict()
+    config.family = "unidec"
     config.dataset = dataset  # name, alias, folder or file
     config.data = ""  # folder of the data set, or a root that holds it; --data sets it
     config.seed = 0
     config.max_length = 32  # tokens of a text
+    config.init_from = ""  # work directory of a run whose encoder and heads this one begins with
     config.max_minutes = 0.0  # > 0: as many of the epochs as fit; the cosine ends there
     config.epochs = 150  # [preprint]
+    # ((epochs, what), ...), what is trained: all, the encoder (all parameters, by the dual encoder's
+    # loss) or the tables alone. Proportions, scaled to the run's epochs; () = one stage of all.
+    config.stages = ()
 
     config.encoder = ConfigDict()
     config.encoder.name = DISTILBERT  # "bag", a hub name or a local folder
@@ -109,6 +114,9 @@ def _common(dataset: str) -> ConfigDict:
     config.encoder.embeddings = ""
     config.encoder.vocabulary = "wordpiece"  # of the bag, on the data's texts; or words: whole ones
     config.encoder.vocab_size = 30_000
+    config.encoder.towers = 1  # 2: queries and labels go through encoders of their own [ours]
+    config.encoder.query_prefix = ""  # stands before every query, as "query: " of E5's models
+    config.encoder.label_prefix = ""  # stands before every label's text
     config.row_length = 32  # tokens in a packed row; texts longer than that: max_length [ours]
 
     config.head_dim = config_dict.placeholder(int)  # d of one head; 0 = no projection

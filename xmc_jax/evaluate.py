@@ -13,7 +13,7 @@ from xmc_jax.host import console
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Work directory of a run.", required=True)
 _SPLIT = flags.DEFINE_enum("split", "test", ["test", "held_out"], "Rows to evaluate.")
-_HEAD = flags.DEFINE_enum("head", None, ["de", "clf", "concat"], "One head; default all there are.")
+_HEAD = flags.DEFINE_string("head", None, "One of the run's heads; default all there are.")
 _INDEX = flags.DEFINE_enum("index", "exact", ["exact", "hnsw", "ivf"], "How labels are searched.")
 _KS = flags.DEFINE_list("ks", ["1", "3", "5"], "Cut-offs.")
 _STEP = flags.DEFINE_integer("step", None, "Checkpoint; default the one chosen on held-out rows.")

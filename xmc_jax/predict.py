@@ -15,16 +15,14 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Work directory of a run.", requ
 _INPUT = flags.DEFINE_string("input", "-", "Texts, one a line; - = standard input.")
 _OUTPUT = flags.DEFINE_string("output", "-", "JSON Lines; - = standard output.")
 _K = flags.DEFINE_integer("k", 10, "Labels a text.", lower_bound=1)
-_HEAD = flags.DEFINE_enum(
-    "head", None, ["de", "clf", "concat"], "Default: concat, de or clf, whichever is first."
-)
+_HEAD = flags.DEFINE_string("head", None, "One of the run's heads; default its best.")
 _MIN_SCORE = flags.DEFINE_float("min_score", None, "Leave out labels that score less.")
 _SAME = flags.DEFINE_bool(
     "exclude_same_text", False, "Leave out the label with the text's own words."
 )
 _EMBEDDINGS = flags.DEFINE_string("embeddings", "", "Write the texts' vectors to this .npy.")
 _NEW_LABELS = flags.DEFINE_string(
-    "new_labels", "", "File of more label texts, ranked by the DE head."
+    "new_labels", "", "File of more label texts, ranked by text alone."
 )
 _TAIL = flags.DEFINE_float(
     "tail_weight",

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from xmc_jax.contracts import Side, Tokens
 from xmc_jax.data.tokens import token_stores
+from xmc_jax.files import replacing
 from xmc_jax.runs import open_runs
-from xmc_jax.training.training_data import WORD_VECTORS
-from xmc_jax.training.workdir import replacing
+from xmc_jax.training.training_data import with_prefix
 
 BLOCK_TEXTS = 8192  # of a file, in memory at once
 
@@ -73,17 +74,8 @@ class Predictor:
             added = [text for text in added if text.strip()]
         self.num_known = len(known)
         self.label_texts: Sequence[str] = [*known, *added] if added else known
-        self._ranker = opened.ranker(
-            self._tokens(self.label_texts, keep=not added),
-            table=not added,
-            kind=kind,
-            keep_indexes=True,
-        )
-        if added:
-            logging.warning(
-                "%d new labels have no classifier row: all labels are ranked by the DE head",
-                len(added),
-            )
+        tokens = self._tokens(self.label_texts, "label", keep=not added)
+        self._ranker = opened.ranker(tokens, kind=kind, keep_indexes=True)
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -91,16 +83,16 @@ class Predictor:
         return self._ranker.heads
 
     def label_vectors(self, *, head: str | None = None) -> np.ndarray:
-        """Vectors of the labels, ``[L, d]`` (``[L, 2 d]`` for concat), in the order of ids."""
+        """Vectors of the labels, ``[L, w]``, in the order of ids."""
         return self._ranker.label_vectors(self._head(head))
 
     def encode(self, texts: Sequence[str], *, head: str | None = None) -> np.ndarray:
-        """Vectors of texts, ``[n, d]`` (``[n, 2 d]`` for concat).
+        """Vectors of texts, ``[n, v]`` (of UniDEC ``v`` is d, and 2 d for concat).
 
         Scores are their dot products with `label_vectors`, and the tail weight's part; of a frugal
         classifier the vectors are features for labels and for clusters, side by side.
         """
-        return self._ranker.query_vectors(self._tokens(texts), None, self._head(head))
+        return self._ranker.query_vectors(self._tokens(texts, "query"), None, self._head(head))
 
     def predict_ids(
         self,
@@ -144,7 +136,7 @@ class Predictor:
         Args:
           texts: any texts.
           k: labels a text, at most.
-          head: ``de``, ``clf`` or ``concat``; default the best there is.
+          head: one of ``heads``; default the first.
           min_score: labels that score less are left out.
           exclude_same_text: leave out labels with the text's own words.
         """
@@ -157,34 +149,28 @@ class Predictor:
     def _head(self, head: str | None) -> str:
         head = head or self.heads[0]
         if head not in self.heads:
-            reason = "the run has no classifier"
-            if "clf" in self.heads:
-                reason = "the run has no dual encoder"
-            elif self._run.table is not None:
-                reason = "new labels have no classifier row"
+            reason = self._ranker.why_not(head)
             raise ValueError(f"head {head!r}: expected one of {self.heads}; {reason}.")
         return head
 
-    def _tokens(self, texts: Sequence[str], *, keep: bool = False) -> token_stores.TokenStore:
-        """Of texts; ``keep`` what frozen layers put out for them, for the next time."""
+    def _tokens(self, texts: Sequence[str], side: Side, *, keep: bool = False) -> Tokens:
+        """Of texts; ``keep`` what it costs to read them, for the next time."""
         if isinstance(texts, str):  # its letters would be taken for texts
             raise ValueError(f"found one string, {texts[:40]!r}; expected a list of texts: [text].")
-        config = self._run.config
+        form, read = self._run.options.text_form, self._run.system.read
         tokens = token_stores.encode(
-            texts,
+            with_prefix(form, texts, side),
             self._run.tokenizer,
-            max_length=config.max_length,
-            special_tokens=config.encoder.name not in WORD_VECTORS,
+            max_length=form.max_length,
+            special_tokens=form.special_tokens,
         )
-        if self._run.frozen is None:
-            return tokens
         try:
-            return self._run.frozen(tokens, keep=keep)
+            return read(tokens, keep=keep)
         except OSError as error:
             if not keep:
                 raise
             logging.warning("%s What the frozen layers put out for labels is not kept.", error)
-            return self._run.frozen(tokens, keep=False)
+            return read(tokens, keep=False)
 
     def _most_repeated(self) -> int:
         if not hasattr(self, "_repeated"):

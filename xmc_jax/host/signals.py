@@ -11,10 +11,10 @@ class Interrupted(SystemExit):
     """A signal asked for the end; the state was saved."""
 
 
-class Stopper:
+class StopRequests:
     """Turns SIGTERM and Ctrl-C into a request that the loop reads between steps."""
 
-    def __enter__(self) -> Stopper:
+    def __enter__(self) -> StopRequests:
         """Install the handlers."""
         self.signal, self._at_once = 0, False
         self._before = {s: signal.signal(s, self._ask) for s in (signal.SIGTERM, signal.SIGINT)}

@@ -73,3 +73,20 @@ def weights_of(frequency: np.ndarray, num_rows: int, *, a: float, b: float) -> n
     # One or two rows would make C negative and w meaningless; 0 gives every label the weight 1.
     c = max(np.log(num_rows) - 1.0, 0.0) * (b + 1.0) ** a
     return 1.0 + c * (np.asarray(frequency) + b) ** -float(a)
+
+
+def tail_bonus(weight: float, inverse_propensity: np.ndarray) -> np.ndarray | None:
+    """Returns ``t ln w_l``, which labels' scores get to rank rare labels higher; None for t = 0.
+
+    For a frugal classifier, whose score is ``ln p``, t = 1 ranks by ``p w_l``, the label's
+    share of the expected PSP@k (Jain et al., KDD 2016); of cosines, t is in units of cosine. Below
+    0, frequent labels are ranked higher.
+
+    Args:
+      weight: ``t``.
+      inverse_propensity: ``w_l``, ``[L]``.
+
+    Returns:
+      ``[L]`` float32, or None.
+    """
+    return (weight * np.log(inverse_propensity)).astype(np.float32) if weight else None

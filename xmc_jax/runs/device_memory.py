@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,17 +11,17 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from xmc_jax.contracts import TrainState
+from xmc_jax.runs.settings import PlanError, family_of, options_of
+from xmc_jax.systems.settings import field_of
 from xmc_jax.training import refresh
-from xmc_jax.runs.settings import PlanError, field_of
-from xmc_jax.training.loop import CompiledStep, Run, initial_state
+from xmc_jax.training.loop import Run
 from xmc_jax.training.state import num_bytes
-from xmc_jax.training.training_data import WORD_VECTORS
 
-_SCORES = 1 << 27  # bytes of a block of scores in `xmc_jax.data.search.exact_search` on a device
 SHARE = 0.9  # of what there is may be used
 
 
-def state(run: Run, step: CompiledStep) -> list[str]:
+def state(run: Run, config: ConfigDict) -> list[str]:
     """Say what a run needs, and refuse one that needs over 90 % of what there is.
 
     Returns:
@@ -30,15 +31,15 @@ def state(run: Run, step: CompiledStep) -> list[str]:
       PlanError: it does not fit; with two settings that would.
     """
     available = available_bytes()
-    found = sizes(run, step)
-    total = sum(found.values())
-    parts = ", ".join(f"{name} {_gigabytes(size)}" for name, size in found.items())
+    needed = sizes(run)
+    total = sum(needed.values())
+    parts = ", ".join(f"{name} {_gigabytes(size)}" for name, size in needed.items())
     line = f"memory: {parts}; together {_gigabytes(total)} of {_gigabytes(available)}"
     if total <= SHARE * available:
         return [line]
     fitting = []
-    for settings in smaller_settings(run.config):
-        if _fits(run, settings, SHARE * available):
+    for settings in smaller_settings(config):
+        if _fits(run, config, settings, SHARE * available):
             fitting.append(" ".join(f"--config.{k}={v}" for k, v in settings.items()))
         if len(fitting) == 2:
             break
@@ -49,94 +50,84 @@ def state(run: Run, step: CompiledStep) -> list[str]:
     )
 
 
-def sizes(run: Run, step: CompiledStep, limit: float = float("inf")) -> dict[str, int]:
+def sizes(run: Run, limit: float = float("inf")) -> dict[str, int]:
     """Bytes by part; the step is compiled for its first batch to measure its temporary memory.
 
     Args:
       run: the run; nothing of it is allocated.
-      step: its step.
       limit: above it the step is not compiled, for the rest is too much already.
 
     Returns:
-      ``parameters`` (with gradients' moments), ``table``, ``moments`` (the table's), ``vectors``
-      (of all labels and queries at a refresh or an evaluation; where a device of its own trains,
-      the part by which those of the labels, which are searched there, exceed what a step needs),
+      ``parameters`` (with gradients' moments and the model's state), ``table``, ``moments`` (the
+      tables'), ``vectors`` (of all labels and queries at a refresh or an evaluation; where a device
+      of its own trains, the part by which those that are searched there exceed what a step needs),
       ``activations``.
     """
-    shapes = jax.eval_shape(
-        lambda params: initial_state(run, params, step.optimizer, table=False),
-        run.system.parameter_shapes(run.model, run.data.num_labels),
-    )
-    found = {
-        "parameters": num_bytes((shapes.params, shapes.opt_state)),
-        "table": num_bytes(shapes.table),
-        "moments": num_bytes(shapes.table_state),
+    data, system = run.data, run.system
+    shapes = state_shapes(run)
+    needed = {
+        "parameters": num_bytes((shapes.params, shapes.model_state, shapes.opt_state)),
+        "table": num_bytes([table.values for table in shapes.tables.values()]),
+        "moments": num_bytes([table.state for table in shapes.tables.values()]),
     }
-    if jax.default_backend() == "cpu":
-        found["vectors"] = _vector_bytes(run)
-    if sum(found.values()) > limit:
-        return found
-    batch = next(run.source.ahead(0, 0))[0]
-    analysis = step.compile(shapes, batch).memory_analysis()
-    found["activations"] = int(getattr(analysis, "temp_size_in_bytes", 0))
-    if jax.default_backend() != "cpu":
-        found["vectors"] = max(0, _searched_bytes(run) - found["activations"])
-    return found
+    on_host = jax.default_backend() == "cpu"
+    if on_host:
+        mined = refresh.due(run.options, run.stages, run.epochs) is not None
+        needed["vectors"] = system.vector_bytes(data, data.most_evaluated, mined=mined)
+    if sum(needed.values()) > limit:
+        return needed
+    # A stage that trains everything needs the most.
+    stage = next((one for one in run.stages if one.trains == "all"), run.stages[0])
+    batch = next(run.source.ahead(stage, 0, 0))[0]
+    analysis = run.step(stage).compile(shapes, batch).memory_analysis()
+    needed["activations"] = int(getattr(analysis, "temp_size_in_bytes", 0))
+    if not on_host:
+        searched = system.searched_bytes(data, data.most_evaluated)
+        needed["vectors"] = max(0, searched - needed["activations"])
+    return needed
 
 
-def _vector_bytes(run: Run) -> int:
-    """Most that is held at once: queries and labels of a refresh, or both heads' and their join."""
-    config, data, row = run.config, run.data, 4 * run.model.dim
-    mined = refresh.due(config, run.epochs) is not None
-    refresh = (len(data.rows) + data.num_labels) * row if mined else 0
-    splits = [len(split.rows) for split in (data.held_out, data.test) if split is not None]
-    copies = 4 if config.classifier else 1  # DE, CLF and both side by side
-    return max(refresh, (data.num_labels + max(splits, default=0)) * copies * row)
-
-
-def _searched_bytes(run: Run) -> int:
-    """Label vectors on a device for exact search (of both heads side by side), and its scores."""
-    config, data = run.config, run.data
-    if "family" in config:  # frugal classifiers rank on the host
-        return 0
-    evaluated = data.held_out is not None or data.test is not None
-    copies = 2 if evaluated and config.classifier else 1
-    return copies * 4 * data.num_labels * run.model.dim + _SCORES
+def state_shapes(run: Run) -> TrainState:
+    """Shapes and types of the state."""
+    weights = run.system.weight_shapes(run.data.num_labels)
+    first = lambda weights: run.system.first_state(run.data, weights, measure=True)
+    return jax.eval_shape(first, weights._replace(tables={}))
 
 
 def smaller_settings(config: ConfigDict) -> Iterator[dict[str, Any]]:
     """Settings that need less memory, the mildest first."""
-    table = {"table.dtype": "bfloat16"}
-    table = table if config.classifier and config.table.dtype == "float32" else {}
-    remat = {} if config.encoder.name in WORD_VECTORS else {"encoder.remat": True}
+    values = config.to_dict()
+    family = family_of(values)
 
     def batch(n: int) -> dict[str, Any]:
         return {"batch_size": config.batch_size // n, "pool_size": config.pool_size // n}
 
-    def head(n: int) -> dict[str, Any]:
-        return {"head_dim": config.head_dim // n} if config.get("head_dim") else {}
-
-    alone = [table, remat, batch(2), head(2), batch(4), head(4)]
+    cheaper, smaller = family.cheaper(values), lambda n: family.smaller(values, n)
+    alone = [*cheaper, batch(2), smaller(2), batch(4), smaller(4)]
     steps = ((1, 2), (2, 2), (4, 4), (8, 4), (16, 8))
-    together = [{**table, **remat, **batch(n), **head(m)} for n, m in steps]
+    all_cheaper = {k: v for settings in cheaper for k, v in settings.items()}
+    together = [{**all_cheaper, **batch(n), **smaller(m)} for n, m in steps]
     tried: list[dict[str, Any]] = [{}]
     for settings in alone + together:
-        smaller = {k: v for k, v in settings.items() if v and field_of(config, k) != v}
-        if smaller not in tried:
-            tried.append(smaller)
-            yield smaller
+        changed = {k: v for k, v in settings.items() if v and field_of(values, k) != v}
+        if changed not in tried:
+            tried.append(changed)
+            yield changed
 
 
-def _fits(run: Run, settings: dict[str, Any], limit: float) -> bool:
+def _fits(run: Run, config: ConfigDict, settings: dict[str, Any], limit: float) -> bool:
     """Whether the run would fit with these settings: measured, not guessed."""
-    config = run.config.copy_and_resolve_references()
+    config = config.copy_and_resolve_references()
     config.update_from_flattened_dict(settings)
+    options = options_of(config)
+    system = run.system.resized(options)
     try:
-        smaller = run.system.resized(run, config)
+        source = system.source(run.data)
     except ValueError:  # such a small pool cannot hold a batch
         return False
-    found = sizes(smaller, CompiledStep(smaller), limit)
-    return "activations" in found and sum(found.values()) <= limit
+    smaller = dataclasses.replace(run, options=options, system=system, source=source)
+    needed = sizes(smaller, limit)
+    return "activations" in needed and sum(needed.values()) <= limit
 
 
 def available_bytes() -> int:

@@ -7,22 +7,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from absl import logging
-from ml_collections import ConfigDict
 
-from xmc_jax.runs import build, settings
-from xmc_jax.training import checkpoints, evaluation, training_data, workdir
-from xmc_jax.systems import frozen_layers
-from xmc_jax.tables import label_pool
-from xmc_jax import metrics
-from xmc_jax.data.readers import formats
+from xmc_jax import files, metrics
+from xmc_jax.contracts import Ranker, System, Tokens, Weights
 from xmc_jax.data import texts as text_files
+from xmc_jax.data.readers import formats
 from xmc_jax.data.tokens import tokenizer as tokenizers
-from xmc_jax.metrics.propensity import inverse_propensity, weights_of
-from xmc_jax.systems.unidec.ranking import Ranker, tail_bonus
+from xmc_jax.metrics.propensity import inverse_propensity, tail_bonus, weights_of
+from xmc_jax.runs.settings import family_of
+from xmc_jax.systems import upgrades
+from xmc_jax.training import checkpoints, evaluation, training_data, workdir
 from xmc_jax.training.loop import Run
+from xmc_jax.training.options import TrainingOptions
 
 FREQUENCY = "label_frequency.npz"  # in a work directory: of the original training labels
 
@@ -33,79 +31,80 @@ class OpenRun:
 
     Attributes:
       folder: its work directory.
-      meta: ``meta.json``.
-      config: the resolved configuration.
+      meta: ``meta.json``, as this version writes it.
+      options: of its family.
       step: the checkpoint that was opened.
-      params: parameters.
-      table: classifier table as stored, or None.
-      embedder: of its model.
-      system: its `xmc_jax.training.loop.Run.system`.
+      weights: parameters, model state and tables.
+      system: of its family.
       tokenizer: of the run.
-      frozen: its frozen layers, where it has some.
+      tail_weight: t of `xmc_jax.metrics.propensity.tail_bonus`.
+      data: once they are loaded.
     """
 
     folder: Path
     meta: dict[str, Any]
-    config: ConfigDict
+    options: TrainingOptions
     step: int
-    params: Any
-    table: Any
-    embedder: Any
-    system: Any
+    weights: Weights
+    system: System
     tokenizer: Any
+    tail_weight: float
     data: training_data.TrainingData | None = None
-    frozen: frozen_layers.FrozenLayers | None = None
 
     def label_texts(self) -> text_files.LineTexts:
         """Texts of the labels, by id."""
         return text_files.LineTexts(self.folder / "labels")
 
-    def ranker(self, tokens: Any = None, *, table: bool = True, **options: Any) -> Ranker:
+    def ranker(
+        self, tokens: Tokens | None = None, *, kind: str = "exact", keep_indexes: bool = False
+    ) -> Ranker:
         """Of some labels.
 
         Args:
           tokens: label texts, the run's and perhaps more; default the run's, once data are loaded.
-          table: False leaves the classifier out.
-          **options: ``kind``, ``seed`` and ``keep_indexes``.
+          kind: index: exact, hnsw, ivf or auto.
+          keep_indexes: keep every head's index, not the last one alone.
         """
-        tokens = self.data.label_tokens if tokens is None else tokens
+        if tokens is None:
+            tokens = self.load_data().label_tokens
         return self.system.ranker(
-            self.embedder,
-            self.params,
-            self.table if table else None,
+            self.weights,
             tokens,
             bonus=self._bonus(len(tokens)),
-            **{"seed": self.config.seed, **options},
+            kind=kind,
+            seed=self.options.seed,
+            keep_indexes=keep_indexes,
         )
 
     def _bonus(self, num_labels: int) -> np.ndarray | None:
         """What labels get for being rare; those that the run does not know have no points."""
-        if not self.config.tail_weight:
+        if not self.tail_weight:
             return None
         with np.load(self.folder / FREQUENCY) as kept:
             frequency, points = kept["frequency"], int(kept["points"])
         frequency = np.pad(frequency, (0, num_labels - len(frequency)))
         a, b = (self.meta["entry"][name] for name in "ab")
-        return tail_bonus(self.config.tail_weight, weights_of(frequency, points, a=a, b=b))
+        return tail_bonus(self.tail_weight, weights_of(frequency, points, a=a, b=b))
 
     def load_data(self, data: str = "") -> training_data.TrainingData:
         """The run's data set; ``data`` says where it is now if it was moved."""
         if self.data is None:
-            config = self.config.copy_and_resolve_references()
-            there = self.meta["data"]["folder"]  # where it was when the run began
-            config.data = data or (there if Path(there).exists() else config.data)
+            kept, resolved = self.meta["data"]["folder"], self.meta["resolved"]
+            folder = data or (kept if Path(kept).exists() else resolved["data"])
             try:
-                dataset, entry, source = training_data.read_dataset(config)
+                dataset, entry, source = training_data.read_dataset(
+                    resolved["dataset"], folder, max_length=self.options.max_length
+                )
             except formats.DataError as error:
                 if data:
                     raise
                 raise workdir.WorkdirError(
-                    f"{self.folder}: its data are not at {there} as when training began. Say where"
+                    f"{self.folder}: its data are not at {kept} as when training began. Say where"
                     f" they are now with --data=PATH. ({error})"
                 ) from error
             check_digest(self.folder, self.meta, dataset.digest, source)
-            loaded = training_data.load(config, dataset, entry, self.tokenizer)
-            self.data = frozen_layers.freeze(loaded, self.frozen) if self.frozen else loaded
+            loaded = training_data.load(self.options, dataset, entry, self.tokenizer)
+            self.data = loaded.read_by(self.system.read)
         return self.data
 
 
@@ -121,26 +120,25 @@ def open_run(
     Args:
       folder: the work directory.
       step: another checkpoint.
-      tail_weight: t of `xmc_jax.systems.unidec.ranking.tail_bonus`; default the configuration's.
+      tail_weight: t of `xmc_jax.metrics.propensity.tail_bonus`; default the configuration's.
       run: the run that was just trained, whose data and compiled functions are used again.
 
     Raises:
       WorkdirError, CheckpointError: not a work directory, no sound checkpoint.
       ValueError: a ``tail_weight`` out of range.
     """
-    meta = workdir.read_json(folder / "meta.json")
-    config = ConfigDict(meta["resolved"])
-    if tail_weight is not None:
-        config.tail_weight = float(tail_weight)
-    else:
-        config.tail_weight = config.get("tail_weight", 0.0)
-    least, most = settings.BOUNDS["tail_weight"]
-    if not least <= config.tail_weight <= most:
-        found = config.tail_weight
-        raise ValueError(f"tail_weight: found {found}, expected a number from {least} to {most}.")
-    if config.tail_weight and not (folder / FREQUENCY).exists():
+    meta = upgrades.upgrade(workdir.read_json(folder / "meta.json"))
+    family = family_of(meta["resolved"])
+    options = family.options(meta["resolved"])
+    tail_weight = options.tail_weight if tail_weight is None else float(tail_weight)
+    least, most = family.bounds["tail_weight"]
+    if not least <= tail_weight <= (np.inf if most is None else most):
+        raise ValueError(
+            f"tail_weight: found {tail_weight}, expected a number from {least} to {most}."
+        )
+    if tail_weight and not (folder / FREQUENCY).exists():
         raise workdir.WorkdirError(
-            f"tail_weight = {config.tail_weight:g}: {folder / FREQUENCY} is missing, as in runs of "
+            f"tail_weight = {tail_weight:g}: {folder / FREQUENCY} is missing, as in runs of "
             "before this setting. Call xmc_jax.train as for this run once more: it writes the file."
         )
     step = checkpoints.best_step(folder) if step is None else step
@@ -148,30 +146,19 @@ def open_run(
         raise checkpoints.CheckpointError(
             f"{folder / 'checkpoints'}: no sound checkpoint. Run training on it again."
         )
-    if run:
-        model, system, embedder = run.model, run.system, run.embedder
-    else:
-        model, system, embedder = build.opened(config, folder, meta)
-    params = system.parameter_shapes(model, meta["num_labels"])
-    table = None
-    if config.classifier:
-        shape = (meta["num_labels"], model.dim)
-        table = jax.eval_shape(
-            lambda: label_pool.to_storage(jax.numpy.zeros(shape), config.table.dtype)
-        )
-    found = checkpoints.restore_model(folder, step, {"params": params, "table": table})
+    system = run.system if run else family.open(options, folder, meta)
     return OpenRun(
         folder=folder,
         meta=meta,
-        config=config,
+        options=options,
         step=step,
-        params=found["params"],
-        table=found["table"],
-        embedder=embedder,
+        weights=checkpoints.restore_weights(
+            folder, step, system.weight_shapes(meta["num_labels"])
+        ),
         system=system,
         tokenizer=tokenizers.load_tokenizer(folder / "tokenizer"),
+        tail_weight=tail_weight,
         data=run.data if run else None,
-        frozen=frozen_layers.load(folder, getattr(model, "encoder", None), row_length=config.row_length),
     )
 
 
@@ -212,7 +199,7 @@ def evaluate_run(
             f"{', '.join(ranker.heads)}."
         )
     if kind == "exact":
-        logging.info("%s", ranker.memory(len(rows.rows)))
+        logging.info("%s", ranker.search_cost(len(rows.rows)))
     result = evaluation.evaluate(
         ranker,
         rows,
@@ -228,16 +215,16 @@ def evaluate_run(
         "index": kind,
         "rows": len(rows.rows),
         "propensity": {"a": entry.a, "b": entry.b},
-        "tail_weight": opened.config.tail_weight,
+        "tail_weight": opened.tail_weight,
         **result,
     }
     parts = [split, str(opened.step), *(heads or ()), *([kind] if kind != "exact" else [])]
-    if opened.config.tail_weight != opened.meta["resolved"].get("tail_weight", 0.0):
-        parts.append(f"tail{opened.config.tail_weight:g}")
+    if opened.tail_weight != opened.options.tail_weight:
+        parts.append(f"tail{opened.tail_weight:g}")
     if ks != (1, 3, 5):
         parts += [f"at{k}" for k in ks]
     try:
-        workdir.write_json(opened.folder / f"eval-{'-'.join(parts)}.json", result)
+        files.write_json(opened.folder / f"eval-{'-'.join(parts)}.json", result)
     except OSError as error:  # somebody else's work directory
         logging.warning("%s The evaluation is not kept there.", error)
     return json.loads(json.dumps(result))
@@ -266,7 +253,7 @@ def evaluate_and_save(
         arrays = {}
         for head, (ids, scores) in keep.items():
             arrays[f"{head}_ids"], arrays[f"{head}_scores"] = ids, scores
-        with workdir.replacing(save_predictions, binary=True) as file:
+        with files.replacing(save_predictions, binary=True) as file:
             np.savez(file, **arrays)
     held_out = loaded.held_out
     if held_out is None:

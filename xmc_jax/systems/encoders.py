@@ -1,33 +1,62 @@
-"""Tokenizers and text encoders of a run: from the configuration, and back from a work directory."""
+"""Tokenizers and text encoders of a run: from its options, and back from a work directory."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
+from tokenizers import Tokenizer
 
+from xmc_jax.contracts import Encoder
 from xmc_jax.data.tokens import tokenizer as tokenizers
 from xmc_jax.data.tokens import word_vectors
 from xmc_jax.models import pretrained
 from xmc_jax.models.encoders.bag import BagEncoder
 from xmc_jax.models.encoders.transformer import TransformerConfig, TransformerEncoder
+from xmc_jax.models.encoders.two_towers import TwoTowers
 from xmc_jax.models.frugal.bag_queries import BagQueries
-from xmc_jax.models.frugal.classifier import Frugal
 from xmc_jax.models.frugal.inception import InceptionQueries
-from xmc_jax.models.heads.unidec import UniDEC
-from xmc_jax.training.training_data import WORD_VECTORS
+
+OF_WORD_VECTORS = ("bag", "inception")  # encoders of token vectors alone; others are pretrained
+KINDS = {kind.__name__: kind for kind in (BagEncoder, BagQueries, InceptionQueries)}
 
 
-def tokenizer(config: ConfigDict, texts: Iterable[str], folder: Path) -> Any:
+@dataclasses.dataclass(frozen=True)
+class EncoderOptions:
+    """The section ``encoder`` of a configuration, whose comments say what the fields mean."""
+
+    name: str
+    dim: int = 256
+    dropout: float = 0.2
+    token_dropout: float = 0.0
+    token_scale: float = 1.0
+    embeddings: str = ""
+    vocabulary: str = "wordpiece"
+    vocab_size: int = 30_000
+    pooling: str = "mean"
+    freeze: int = 0
+    compute_dtype: str = "float32"
+    remat: bool = False
+    experts: bool = False
+    towers: int = 1
+    query_prefix: str = ""
+    label_prefix: str = ""
+
+    @property
+    def of_word_vectors(self) -> bool:
+        """Whether it is made of token vectors, not a pretrained model."""
+        return self.name in OF_WORD_VECTORS
+
+
+def tokenizer(options: EncoderOptions, texts: Iterable[str], folder: Path) -> Tokenizer:
     """The run's tokenizer: kept in its folder, a pretrained encoder's, or trained on the texts.
 
     Args:
-      config: the configuration.
+      options: of the encoder.
       texts: all training and label texts; read more than once.
       folder: ``tokenizer/`` of the work directory.
 
@@ -36,102 +65,138 @@ def tokenizer(config: ConfigDict, texts: Iterable[str], folder: Path) -> Any:
     """
     if (folder / "tokenizer.json").exists():
         return tokenizers.load_tokenizer(folder)
-    of_words = config.encoder.name in WORD_VECTORS
-    source = config.encoder.embeddings if of_words else config.encoder.name
-    whole = config.encoder.vocabulary == "words" or word_vectors.is_file(source)
-    if of_words and whole:
-        size = config.encoder.vocab_size
-        return tokenizers.train_words(texts, vocab_size=size, folder=folder)
+    source = options.embeddings if options.of_word_vectors else options.name
+    whole = options.vocabulary == "words" or word_vectors.is_file(source)
+    if options.of_word_vectors and whole:
+        return tokenizers.train_words(texts, vocab_size=options.vocab_size, folder=folder)
     if source:
-        made = tokenizers.load_tokenizer(pretrained.resolve_folder(source))
-        tokenizers.save_tokenizer(made, folder)
-        return made
+        loaded = tokenizers.load_tokenizer(pretrained.resolve_folder(source))
+        tokenizers.save_tokenizer(loaded, folder)
+        return loaded
     return tokenizers.train_wordpiece(
         texts,
-        vocab_size=config.encoder.vocab_size,
+        vocab_size=options.vocab_size,
         folder=folder,
-        special_tokens=not of_words,
+        special_tokens=not options.of_word_vectors,
     )
 
 
-def token_table(config: ConfigDict, folder: Path, vocab_size: int) -> np.ndarray | None:
+def token_table(
+    options: EncoderOptions, folder: Path, vocab_size: int, *, seed: int
+) -> np.ndarray | None:
     """Pretrained token vectors ``[V, D]``, of a model or of a file; None where none are asked for.
+
+    Args:
+      options: of the encoder.
+      folder: the work directory, which has the tokenizer.
+      vocab_size: of the tokenizer.
+      seed: of the vectors of words that a file lacks.
 
     Raises:
       ValueError: a folder or file that cannot be read, or a tokenizer that knows more tokens.
     """
-    source = config.encoder.embeddings
+    source = options.embeddings
     if not source:
         return None
     if word_vectors.is_file(source):
         words = tokenizers.load_tokenizer(folder / "tokenizer").get_vocab()
-        return word_vectors.table(source, words, seed=config.seed)
+        return word_vectors.table(source, words, seed=seed)
     table = pretrained.word_embeddings(source)
     _check_tokens(source, vocab_size, len(table))
     return table
 
 
 def encoder(
-    config: ConfigDict, folder: Path, vocab_size: int, token_counts: np.ndarray
-) -> tuple[Any, Callable[[jax.Array], Any]]:
+    options: EncoderOptions,
+    folder: Path,
+    vocab_size: int,
+    token_counts: np.ndarray,
+    *,
+    seed: int,
+    max_length: int,
+    head_dim: int,
+) -> tuple[Encoder, Callable[[jax.Array], Any]]:
     """The encoder, and the function from a key to its first parameters.
 
     Args:
-      config: the configuration.
+      options: of the encoder.
       folder: the work directory, which has the tokenizer.
       vocab_size: of the tokenizer.
       token_counts: ``[vocab_size]`` occurrences in training and label texts. Without embeddings,
         the bag's vectors of tokens that occur in none start at 0: they are never trained, and would
         be noise in the vectors of new texts.
+      seed: of the run.
+      max_length: tokens of a text.
+      head_dim: size of the heads above it; 0 = none.
 
     Raises:
       ValueError: a pretrained folder that cannot be read, whose tokenizer knows more tokens than
-        its embeddings, whose positions are fewer than ``config.max_length``, or whose layers are
-        fewer than ``config.encoder.freeze``.
+        its embeddings, whose positions are fewer than ``max_length``, or whose layers are fewer
+        than are to be frozen.
     """
-    options = config.encoder
-    if options.name != "bag":
-        made, params = pretrained.load_encoder(
+    one, init = _tower(options, folder, vocab_size, token_counts, seed, max_length, head_dim)
+    if options.towers == 1:
+        return one, init
+
+    def init_both(key: jax.Array) -> Any:
+        query, label = jax.random.split(key)
+        return {"query": init(query), "label": init(label)}
+
+    return TwoTowers(one, one), init_both
+
+
+def _tower(
+    options: EncoderOptions,
+    folder: Path,
+    vocab_size: int,
+    token_counts: np.ndarray,
+    seed: int,
+    max_length: int,
+    head_dim: int,
+) -> tuple[BagEncoder | TransformerEncoder, Callable[[jax.Array], Any]]:
+    if not options.of_word_vectors:
+        transformer, params = pretrained.load_encoder(
             options.name,
             pooling=options.pooling,
             compute_dtype=options.compute_dtype,
             remat=options.remat,
         )
-        shape = made.config
-        _check_freeze(config, shape.num_layers)
-        _check_tokens(options.name, vocab_size, shape.vocab_size)
-        if config.max_length > shape.max_positions:
+        config = transformer.config
+        _check_freeze(options, config.num_layers, head_dim)
+        _check_tokens(options.name, vocab_size, config.vocab_size)
+        if max_length > config.max_positions:
             raise ValueError(
-                f"config.max_length = {config.max_length}: {options.name} has positions for texts "
-                f"of at most {shape.max_positions} tokens. Set --config.max_length to that or less."
+                f"config.max_length = {max_length}: {options.name} has positions for texts "
+                f"of at most {config.max_positions} tokens. Set --config.max_length to that or "
+                "less."
             )
-        return made, lambda key: params
-    words = token_table(config, folder, vocab_size)
+        return transformer, lambda key: params
+    words = token_table(options, folder, vocab_size, seed=seed)
     shape = (vocab_size, options.dim) if words is None else words.shape
-    made = BagEncoder(*shape, options.dropout, options.token_dropout)
+    bag = BagEncoder(*shape, options.dropout, options.token_dropout)
 
     def init(key: jax.Array) -> Any:
-        params, factors = made.init(key), np.float32(options.token_scale)
+        params, factors = bag.init(key), np.float32(options.token_scale)
         if words is None:
             factors = factors * (token_counts > 0)[:, None]
         else:
-            params = made.with_embeddings(params, words)
+            params = bag.with_embeddings(params, words)
         return {**params, "tokens": {"embedding": params["tokens"]["embedding"] * factors}}
 
-    return made, init
+    return bag, init
 
 
-def _check_freeze(config: ConfigDict, num_layers: int) -> None:
-    freeze = config.encoder.freeze
+def _check_freeze(options: EncoderOptions, num_layers: int, head_dim: int) -> None:
+    freeze = options.freeze
     if freeze > num_layers:
         raise ValueError(
-            f"config.encoder.freeze = {freeze}: {config.encoder.name} has {num_layers} layers; "
+            f"config.encoder.freeze = {freeze}: {options.name} has {num_layers} layers; "
             f"expected 0 (none) to {num_layers} (the whole encoder)."
         )
-    if freeze == num_layers and not config.head_dim:
+    if freeze == num_layers and not head_dim:
         raise ValueError(
             f"config.encoder.freeze = {freeze} freezes all layers, and config.head_dim = "
-            f"{config.head_dim} leaves no head to train: set --config.head_dim, to 384 for example."
+            f"{head_dim} leaves no head to train: set --config.head_dim, to 384 for example."
         )
 
 
@@ -144,32 +209,36 @@ def _check_tokens(folder: str, vocab_size: int, embeddings: int) -> None:
         )
 
 
-def queries(config: ConfigDict, vocab_size: int) -> BagQueries | InceptionQueries:
+def queries(
+    options: EncoderOptions, vocab_size: int, max_length: int
+) -> BagQueries | InceptionQueries:
     """The query encoder of a frugal classifier."""
-    options = config.encoder
     if options.name == "bag":
         return BagQueries(vocab_size, options.dim, options.dropout)
     return InceptionQueries(
         vocab_size,
         options.dim,
-        length=config.max_length,
+        length=max_length,
         dropout=options.dropout,
         experts=options.experts,
     )
 
 
-def describe(made: UniDEC | Frugal) -> dict[str, Any]:
-    """A model's encoder as plain JSON: enough to make it again without its pretrained folder."""
-    encoder = made.queries if isinstance(made, Frugal) else made.encoder
+def describe(encoder: Any) -> dict[str, Any]:
+    """An encoder as plain JSON: enough to make it again without its pretrained folder."""
+    if isinstance(encoder, TwoTowers):
+        towers = {"query": describe(encoder.query), "label": describe(encoder.label)}
+        return {"kind": TwoTowers.__name__, **towers}
     return {"kind": type(encoder).__name__, **dataclasses.asdict(encoder)}
 
 
-def restore(description: dict[str, Any]) -> Any:
+def restore(description: Mapping[str, Any]) -> Any:
     """The encoder of ``describe``."""
     fields = dict(description)
-    kinds = {kind.__name__: kind for kind in (BagEncoder, BagQueries, InceptionQueries)}
-    kind = kinds.get(fields.pop("kind"))
-    if kind is not None:
-        return kind(**fields)
+    name = fields.pop("kind")
+    if name == TwoTowers.__name__:
+        return TwoTowers(restore(fields["query"]), restore(fields["label"]))
+    if name in KINDS:
+        return KINDS[name](**fields)
     fields["config"] = TransformerConfig(**fields["config"])
     return TransformerEncoder(**fields)

@@ -19,18 +19,17 @@ from typing import Any
 import jax
 import numpy as np
 from absl import logging
-from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from xmc_jax.contracts import TokenBatch
+from xmc_jax import files
+from xmc_jax.contracts import TokenBatch, Tokens
 from xmc_jax.data.batching import packing
 from xmc_jax.data.tokens import token_stores
 from xmc_jax.data.tokens.token_stores import TokenStore
 from xmc_jax.host import xla
 from xmc_jax.models import pretrained
 from xmc_jax.models.encoders.transformer import TransformerEncoder
-from xmc_jax.systems.embedding import chunks
-from xmc_jax.training.training_data import TrainingData, cache_folder
+from xmc_jax.systems.embedding import Chunks
 
 FOLDER = "frozen"
 CHUNK_TOKENS, CHUNK_TEXTS = 8192, 1024
@@ -63,7 +62,8 @@ class FrozenLayers:
           dtype: of what is stored.
         """
         self.encoder, self.params, self.pooled, self.dtype = encoder, params, pooled, dtype
-        self._packing = {"row_length": row_length, "max_segments": encoder.max_segments}
+        num_rows = max(1, CHUNK_TOKENS // row_length)
+        self._chunks = Chunks(num_rows, CHUNK_TEXTS, row_length, encoder.max_segments)
         digest = hashlib.sha256(f"1 {encoder} {pooled} {dtype}".encode())
         for leaf in jax.tree.leaves(params):
             digest.update(np.asarray(leaf))
@@ -89,7 +89,7 @@ class FrozenLayers:
         digest = hashlib.sha256(self._digest)
         for array in (tokens.ids, tokens.offsets):
             digest.update(np.ascontiguousarray(array))
-        path = cache_folder() / "hidden" / f"hidden-{digest.hexdigest()[:20]}"
+        path = files.cache_folder() / "hidden" / f"hidden-{digest.hexdigest()[:20]}"
         if not keep and not path.exists():
             blocks = self._blocks(tokens, np.arange(len(tokens)))
             return token_stores.joined(blocks, np.zeros((0, self.encoder.dim), self.dtype))
@@ -113,10 +113,9 @@ class FrozenLayers:
     def _blocks(
         self, tokens: TokenStore, rows: np.ndarray
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        num_rows = max(1, CHUNK_TOKENS // self._packing["row_length"])
         options = {"desc": "frozen layers", "unit": " texts", "delay": 2, "leave": False}
         with tqdm(total=len(tokens), initial=int(rows[0]) if len(rows) else 0, **options) as bar:
-            for start, stop, batch in chunks(tokens, rows, num_rows, CHUNK_TEXTS, **self._packing):
+            for start, stop, batch in self._chunks.split(tokens, rows):
                 hidden = np.asarray(self._hidden(self.params, batch))
                 if self.pooled:
                     yield hidden[: stop - start], np.ones(stop - start, np.int64)
@@ -152,13 +151,11 @@ def split(
 
 
 def split_run(
-    config: ConfigDict, workdir: Path, encoder: TransformerEncoder, params: Any
+    layers: int, workdir: Path, encoder: TransformerEncoder, params: Any, *, row_length: int
 ) -> tuple[FrozenLayers, TransformerEncoder, Any]:
     """`split` for a run, whose frozen part is kept in its work directory."""
-    frozen, upper, rest = split(
-        encoder, params, config.encoder.freeze, row_length=config.row_length
-    )
-    kept = load(workdir, upper, row_length=config.row_length)
+    frozen, upper, rest = split(encoder, params, layers, row_length=row_length)
+    kept = load(workdir, upper, row_length=row_length)
     if kept is None:
         pretrained.save_encoder(workdir / FOLDER, frozen.encoder, frozen.params)
     return kept or frozen, upper, rest  # the pretrained folder may have changed since
@@ -184,18 +181,21 @@ def reads_pooled(encoder: Any) -> bool:
     return start > 0 and start == encoder.config.num_layers
 
 
-def freeze(data: TrainingData, frozen: FrozenLayers) -> TrainingData:
-    """The data set with hidden states in place of token ids."""
-    train = frozen(data.train_tokens)
-    held_out, test = data.held_out, data.test
-    if held_out is not None:
-        held_out = dataclasses.replace(held_out, tokens=train)
-    if test is not None:
-        test = dataclasses.replace(test, tokens=frozen(test.tokens))
-    labels = frozen(data.label_tokens)
-    return dataclasses.replace(
-        data, train_tokens=train, label_tokens=labels, held_out=held_out, test=test
-    )
+def read_through(frozen: FrozenLayers | None, tokens: Tokens, *, keep: bool) -> Tokens:
+    """What the frozen layers, if there are any, put out for texts.
+
+    Args:
+      frozen: the layers, or None.
+      tokens: the texts' ids.
+      keep: whether it is written to the cache.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    if frozen is None:
+        return tokens
+    assert isinstance(tokens, TokenStore)
+    return frozen(tokens, keep=keep)
 
 
 def _check_room(path: Path, size: int) -> None:

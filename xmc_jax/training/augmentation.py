@@ -7,56 +7,49 @@ import time
 
 import numpy as np
 from absl import logging
-from ml_collections import ConfigDict
 from scipy.sparse import csr_matrix, vstack
 
 from xmc_jax import metrics
 from xmc_jax.data import splits
 from xmc_jax.data.graph import gandalf
-from xmc_jax.data.tokens.token_stores import JoinedTokens
-from xmc_jax.systems.frugal import text_mixing
+from xmc_jax.training.options import TrainingOptions
 from xmc_jax.training.training_data import TrainingData, only_rows
 
 POINTS = ("all", "labels", "sample")
 ORDERS = ("random", "tail")
 
 
-def augment(config: ConfigDict, data: TrainingData) -> TrainingData:
-    """Training data whose points are ``D union Z``, as ``config.gandalf`` says.
+def augment(options: TrainingOptions, data: TrainingData) -> TrainingData:
+    """Training data whose points are ``D union Z``, as ``options.gandalf`` says.
 
     Row ``N + j`` is label j's text, taken from the label store. Targets come from training labels
     alone: held-out rows are empty there. Filter pairs of a text are the labels that share it and
     are no targets of it. What evaluation reads stays as it was.
 
-    Gandalf's rivals (`xmc_jax.systems.frugal.text_mixing`) add no points; Label-MixUp reads label texts at those rows.
-
     Args:
-      config: a resolved configuration.
+      options: of the run.
       data: of the points alone.
 
     Raises:
       ValueError: no point is left.
     """
-    options = config.get("gandalf")
-    if options is None or not options.enabled:
+    settings = options.gandalf
+    if not settings.enabled:
         return data
-    if rival := text_mixing.variant(config):
-        if rival != "label_mixup":
-            return data
-        joined = JoinedTokens(data.train_tokens, data.label_tokens)
-        return dataclasses.replace(data, train_tokens=joined)
     started = time.perf_counter()
-    rng = np.random.default_rng([config.seed, 1])
+    rng = np.random.default_rng([options.seed, 1])
     train_codes, label_codes, (empty,) = splits.text_codes(
         data.dataset.train.texts, data.dataset.label_texts, [""]
     )
     taken = [empty]
-    if options.skip_labels_that_are_points:
+    if settings.skip_labels_that_are_points:
         taken = np.append(train_codes[data.rows], empty)
     joining = np.flatnonzero(~np.isin(label_codes, taken))
-    joining = _share(rng, joining, data.labels, options.share, options.order)
-    points, texts = _points(rng, data.rows, joining, options.points)
-    targets = gandalf.targets(data.labels, options.variant, delta=options.delta, seed=config.seed)
+    joining = _share(rng, joining, data.labels, settings.share, settings.order)
+    points, texts = _points(rng, data.rows, joining, settings.points)
+    targets = gandalf.targets(
+        data.labels, settings.variant, delta=settings.delta, seed=options.seed
+    )
     targets = only_rows(targets, texts)
     labels = vstack([only_rows(data.labels, points), targets], "csr", np.float32)
     if not labels.nnz:
@@ -73,9 +66,9 @@ def augment(config: ConfigDict, data: TrainingData) -> TrainingData:
     )
     return dataclasses.replace(
         data,
-        train_tokens=JoinedTokens(data.train_tokens, data.label_tokens),
+        train_tokens=data.joined_tokens(),
         labels=labels,
-        filters=_filters(config, data, label_codes, targets),
+        filters=_filters(data, label_codes, targets) if options.mask_filter_pairs else None,
         first_text_row=data.labels.shape[0],
     )
 
@@ -108,12 +101,8 @@ def _points(
     return rows, joining
 
 
-def _filters(
-    config: ConfigDict, data: TrainingData, label_codes: np.ndarray, targets: csr_matrix
-) -> csr_matrix | None:
+def _filters(data: TrainingData, label_codes: np.ndarray, targets: csr_matrix) -> csr_matrix | None:
     """Filter pairs of all points, ``[N + L, L]`` bool; a text's are labels that share it."""
-    if not config.mask_filter_pairs:
-        return None
     num_points, num_labels = data.labels.shape
     bearers = csr_matrix(
         (np.ones(num_labels, bool), label_codes, np.arange(num_labels + 1)),

@@ -1,8 +1,10 @@
 """Checkpoints of a work directory: written whole or not at all, checked before they are read.
 
-checkpoints/<step>/model/       parameters and classifier table (what evaluation needs)
-checkpoints/<step>/optimizer/   Optax state, moments of the table, step
-checkpoints/<step>/checkpoint.json   {"step", "epoch", "held_out", "files": {name: size}}
+checkpoints/<step>/model/       parameters, model state and tables (what evaluation needs)
+checkpoints/<step>/optimizer/   Optax state, moments of the tables, step
+checkpoints/<step>/checkpoint.json   {"step", "epoch", "held_out", "format", "files": {name: size}}
+
+Checkpoints without a format are of before tables had names and model state a place of its own.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ import jax
 import orbax.checkpoint as ocp
 from absl import logging
 
-from xmc_jax.training.state import TrainState
-from xmc_jax.training.workdir import write_json
+from xmc_jax import files
+from xmc_jax.contracts import Table, TrainState, Weights
 
 MANIFEST = "checkpoint.json"
+FORMAT = 2
 
 
 class CheckpointError(ValueError):
@@ -45,22 +48,15 @@ def save(workdir: Path, state: TrainState, info: dict[str, Any]) -> Path:
     target = workdir / "checkpoints" / str(step)
     if target.exists() and _damage(target) is None:
         manifest = json.loads((target / MANIFEST).read_text())
-        write_json(target / MANIFEST, {**manifest, **info})
+        files.write_json(target / MANIFEST, {**manifest, **info})
         return target
-    temporary = target.with_name(f"{step}.tmp")
-    _remove(temporary)
     try:
-        _write(temporary / "model", {"params": state.params, "table": state.table})
-        _write(
-            temporary / "optimizer",
-            {"opt_state": state.opt_state, "table_state": state.table_state, "step": state.step},
-        )
-        manifest = {**info, "step": step, "files": _file_sizes(temporary)}
-        (temporary / MANIFEST).write_text(json.dumps(manifest))
-        _remove(target)
-        os.rename(temporary, target)
+        with files.replacing_folder(target) as temporary:
+            for name, tree in _parts(state).items():
+                _write(temporary / name, tree)
+            manifest = {**info, "step": step, "format": FORMAT, "files": _file_sizes(temporary)}
+            (temporary / MANIFEST).write_text(json.dumps(manifest))
     except Exception as error:
-        _remove(temporary)
         raise OSError(
             f"{target}: the checkpoint of step {step} could not be written ({_first_line(error)}). "
             "Earlier checkpoints are untouched. Free some space, then run the same command again."
@@ -121,14 +117,8 @@ def restore_latest(workdir: Path, like: TrainState) -> tuple[TrainState, dict[st
         folder = workdir / "checkpoints" / str(step)
         problem = _damage(folder)
         if problem is None:
-            optimizer = {
-                "opt_state": like.opt_state,
-                "table_state": like.table_state,
-                "step": like.step,
-            }
             try:
-                model = _read(folder / "model", {"params": like.params, "table": like.table})
-                rest = _read(folder / "optimizer", optimizer)
+                state = _read_state(folder, like)
             except CheckpointError:
                 raise
             except Exception as error:
@@ -138,7 +128,7 @@ def restore_latest(workdir: Path, like: TrainState) -> tuple[TrainState, dict[st
                     aside = path.with_name(f"{path.name}.damaged")
                     _remove(aside)
                     os.rename(path, aside)
-                return TrainState(**model, **rest), info(workdir, step)
+                return state, info(workdir, step)
         logging.warning("%s is damaged (%s): falling back to the one before.", folder, problem)
         damaged.append(folder)
     if found:
@@ -149,13 +139,13 @@ def restore_latest(workdir: Path, like: TrainState) -> tuple[TrainState, dict[st
     return None
 
 
-def restore_model(workdir: Path, step: int, like: Any) -> Any:
-    """Parameters and table ``{"params", "table"}`` of one checkpoint.
+def restore_weights(workdir: Path, step: int, like: Weights) -> Weights:
+    """Parameters, model state and tables of one checkpoint.
 
     Args:
       workdir: the run's work directory.
       step: which checkpoint.
-      like: ``{"params", "table"}`` of arrays or shapes.
+      like: arrays or shapes.
 
     Raises:
       CheckpointError: missing, damaged, or of another model.
@@ -168,7 +158,7 @@ def restore_model(workdir: Path, step: int, like: Any) -> Any:
             f"{[s for s in steps(workdir) if _damage(folder.with_name(str(s))) is None]}."
         )
     try:
-        return _read(folder / "model", like)
+        return _read_weights(folder, like)
     except CheckpointError:
         raise
     except Exception as error:
@@ -187,6 +177,49 @@ def prune(workdir: Path, *, keep_last: int = 2) -> None:
     for path in (workdir / "checkpoints").iterdir():
         if path.suffix in (".tmp", ".damaged"):
             _remove(path)
+
+
+def _parts(state: TrainState) -> dict[str, Any]:
+    """The trees that are written, by folder."""
+    states = {name: table.state for name, table in state.tables.items()}
+    optimizer = {"opt_state": state.opt_state, "tables": states, "step": state.step}
+    return {"model": state.weights._asdict(), "optimizer": optimizer}
+
+
+def _read_state(folder: Path, like: TrainState) -> TrainState:
+    weights = _read_weights(folder, like.weights)
+    wanted = _parts(like)["optimizer"]
+    if _is_from_before(folder):
+        names = list(wanted.pop("tables"))
+        wanted["table_state"] = like.tables[names[0]].state if names else None
+        rest = _read(folder / "optimizer", wanted)
+        rest["tables"] = {name: rest["table_state"] for name in names}
+    else:
+        rest = _read(folder / "optimizer", wanted)
+    tables = {name: Table(weights.tables[name], state) for name, state in rest["tables"].items()}
+    return TrainState(rest["step"], weights.params, weights.model_state, rest["opt_state"], tables)
+
+
+def _read_weights(folder: Path, like: Weights) -> Weights:
+    if not _is_from_before(folder):
+        return Weights(**_read(folder / "model", like._asdict()))
+    found = _read(folder / "model", _weights_before(like))
+    table = found["table"]
+    state = {name: found["params"].pop(name) for name in like.model_state}
+    return Weights(found["params"], state, dict.fromkeys(like.tables, table))
+
+
+def _is_from_before(folder: Path) -> bool:
+    """Whether a checkpoint was written when there was one table and no model state."""
+    return "format" not in json.loads((folder / MANIFEST).read_text())
+
+
+def _weights_before(like: Weights) -> dict[str, Any]:
+    """The tree in which such a checkpoint holds the weights: model state among the parameters."""
+    if len(like.tables) > 1:
+        raise ValueError(f"tables {', '.join(like.tables)}: there was but one when it was written")
+    (table,) = like.tables.values() or (None,)
+    return {"params": {**like.params, **like.model_state}, "table": table}
 
 
 def _write(folder: Path, tree: Any) -> None:

@@ -7,22 +7,24 @@ import dataclasses
 import math
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from absl import logging
-from ml_collections import ConfigDict
 from tqdm import tqdm
 
+from xmc_jax.contracts import Batches, Stage, System, TrainState
 from xmc_jax.host import allocator
-from xmc_jax.host.signals import Interrupted, Stopper
-from xmc_jax.metrics.propensity import inverse_propensity
-from xmc_jax.systems.unidec.ranking import tail_bonus
-from xmc_jax.training import checkpoints, evaluation, refresh, stages, workdir
-from xmc_jax.training.source import BatchSource
-from xmc_jax.training.state import TrainState, all_finite, warmup_cosine
+from xmc_jax.host.signals import Interrupted, StopRequests
+from xmc_jax.metrics.propensity import inverse_propensity, tail_bonus
+from xmc_jax.training import checkpoints, evaluation, refresh
+from xmc_jax.training import stages as stage_list
+from xmc_jax.training.metrics_log import MetricsLog
+from xmc_jax.training.options import TrainingOptions
+from xmc_jax.training.state import all_finite, warmup_cosine
+from xmc_jax.training.step import CompiledStep
 from xmc_jax.training.training_data import TrainingData
 
 CHOSEN_BY = "P@5"  # of held-out rows, best head, filtered
@@ -35,83 +37,57 @@ class TrainingError(RuntimeError):
 
 @dataclasses.dataclass
 class Run:
-    """What the loop works with; made once by ``xmc_jax.runs.launch.start``.
+    """What the loop works with; made by ``xmc_jax.runs.launch``.
 
-    ``system`` holds what differs between UniDEC (``xmc_jax.systems.unidec.system``) and the frugal
-    family (``xmc_jax.systems.frugal.system``): optimiser, step, first state, phases, refresh, ranking.
+    Attributes:
+      options: what the loop reads of the run's options.
+      folder: the work directory.
+      data: as the system's training reads it.
+      system: what differs between families: first state, step, stages, refresh, ranking.
+      source: of the batches.
+      stages: of the run; together they are its epochs.
     """
 
-    config: ConfigDict
+    options: TrainingOptions
     folder: Path
     data: TrainingData
-    model: Any
-    source: BatchSource
-    embedder: Any
-    epochs: int
-    system: Any
+    system: System
+    source: Batches
+    stages: Sequence[Stage]
+
+    def __post_init__(self) -> None:
+        self._steps: dict[str, CompiledStep] = {}
+
+    @property
+    def epochs(self) -> int:
+        """Of all stages."""
+        return sum(stage.epochs for stage in self.stages)
 
     @property
     def total_steps(self) -> int:
         """Steps of the whole run."""
-        return self.epochs * self.source.steps_per_epoch
+        return self.epochs * self.source.shapes.steps
+
+    def step(self, stage: Stage) -> CompiledStep:
+        """The step of a stage; stages that train the same share one."""
+        if stage.trains not in self._steps:
+            self._steps[stage.trains] = CompiledStep(self.system.make_step(stage.trains))
+        return self._steps[stage.trains]
+
+    @property
+    def num_compiled(self) -> int:
+        """Shapes that steps were compiled for."""
+        return sum(len(step.compiled) for step in self._steps.values())
 
     def factor(self, step: int) -> float:
-        """Factor of the learning rates after ``step`` steps; it rises and falls in each phase."""
-        per_epoch, total = self.source.steps_per_epoch, self.total_steps
-        ranges = stages.of(self.config)
-        if len(ranges) > 1:
-            phase = stages.at(self.config, step // per_epoch)
-            step, total = step - phase.first * per_epoch, phase.epochs * per_epoch
+        """Factor of the learning rates after ``step`` steps; it rises and falls in each stage."""
+        per_epoch, total = self.source.shapes.steps, self.total_steps
+        if len(self.stages) > 1:
+            stage = stage_list.at(self.stages, step // per_epoch)
+            step, total = step - stage.first * per_epoch, stage.epochs * per_epoch
         return warmup_cosine(
-            step, total_steps=total, warmup_steps=round(self.config.lr.warmup * total)
+            step, total_steps=total, warmup_steps=round(self.options.lr.warmup * total)
         )
-
-
-class CompiledStep:
-    """The step, compiled once for each number of packed rows; the shapes are counted."""
-
-    def __init__(self, run: Run) -> None:
-        """Build the jitted step; nothing is compiled yet."""
-        self.optimizer = run.system.optimizer(run.config)
-        self._jitted = run.system.make_step(run, self.optimizer)
-        self.compiled: dict[Any, Any] = {}
-
-    def compile(self, state: TrainState, batch: Any) -> Any:
-        """The executable for the batch's shapes; ``state`` may be shapes only."""
-        leaves, structure = jax.tree.flatten(batch)
-        shapes = structure, *(leaf.shape for leaf in leaves)
-        if shapes not in self.compiled:
-            started = time.perf_counter()
-            # Shapes only: a resumed run compiles the same program as one that was not stopped.
-            abstract = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, batch)
-            )
-            self.compiled[shapes] = self._jitted.lower(*abstract, np.float32(1)).compile()
-            logging.info(
-                "compiled the step for %d rows in %.1f s (shape %d)",
-                batch.tokens.ids.shape[0],
-                time.perf_counter() - started,
-                len(self.compiled),
-            )
-        return self.compiled[shapes]
-
-    def __call__(
-        self, state: TrainState, batch: Any, factor: float
-    ) -> tuple[TrainState, dict[str, Any]]:
-        """One step; the state is donated."""
-        return self.compile(state, batch)(state, batch, np.float32(factor))
-
-
-def initial_state(run: Run, params: Any, optimizer: Any, *, table: bool = True) -> TrainState:
-    """The state at step 0.
-
-    Args:
-      run: the run.
-      params: first parameters of the model.
-      optimizer: of the parameters.
-      table: False leaves at zero what takes time (to measure a step before the real start).
-    """
-    return run.system.initial_state(run, params, optimizer, table=table)
 
 
 def held_out_score(run: Run, state: TrainState) -> tuple[float, dict[str, float]] | None:
@@ -119,30 +95,27 @@ def held_out_score(run: Run, state: TrainState) -> tuple[float, dict[str, float]
     split = run.data.held_out
     if split is None:
         return None
-    weights = _inverse_propensity(run.data)
+    data, options = run.data, run.options
+    propensities = inverse_propensity(data.dataset.train.labels, a=data.entry.a, b=data.entry.b)
     ranker = run.system.ranker(
-        *(run.embedder, state.params, state.table, run.data.label_tokens),
-        bonus=tail_bonus(run.config.tail_weight, weights),
+        state.weights,
+        data.label_tokens,
+        bonus=tail_bonus(options.tail_weight, propensities),
         kind="auto",
-        seed=run.config.seed,
+        seed=options.seed,
     )
     deep = evaluation.depth(split, (1, 3, 5))
     ids, _ = evaluation.predict_split(ranker, split, ranker.heads[0], k=deep)
-    found = evaluation.report(ids, split, weights, (1, 3, 5))["filtered"]
-    return found[CHOSEN_BY], found
+    measured = evaluation.measure(ids, split, propensities, (1, 3, 5))["filtered"]
+    return measured[CHOSEN_BY], measured
 
 
-def _inverse_propensity(data: TrainingData) -> np.ndarray:
-    return inverse_propensity(data.dataset.train.labels, a=data.entry.a, b=data.entry.b)
-
-
-def train(run: Run, state: TrainState, step: CompiledStep) -> TrainState:
+def train(run: Run, state: TrainState) -> TrainState:
     """Train from ``state`` to the end.
 
     Args:
       run: what to train on.
       state: where to begin (a fresh state, or a restored one).
-      step: the compiled step.
 
     Returns:
       The last state; checkpoints lie in the work directory.
@@ -153,11 +126,11 @@ def train(run: Run, state: TrainState, step: CompiledStep) -> TrainState:
     """
     allocator.give_back()  # what reading the data took
     done = int(state.step)
-    log = workdir.MetricsLog(run.folder, done)
-    per_epoch = run.source.steps_per_epoch
+    log = MetricsLog(run.folder, done)
+    per_epoch = run.source.shapes.steps
     bar = tqdm(total=run.total_steps, initial=done, desc="training", unit=" steps")
-    with Stopper() as stopper, bar:
-        loop = _Loop(run, step, log, bar, stopper)
+    with StopRequests() as requests, bar:
+        loop = _Loop(run, log, bar, requests)
         if checkpoints.info(run.folder, done).get("evaluated"):
             loop.evaluated_step = done  # killed after that save: do not evaluate and log it twice
         for epoch in range(done // per_epoch, run.epochs):
@@ -169,7 +142,7 @@ def train(run: Run, state: TrainState, step: CompiledStep) -> TrainState:
             state = loop.epoch(state, epoch, first)
         loop.evaluate_and_save(state, run.epochs)
         loop.stop_if_asked(state)
-    logging.info("%d shapes of the step were compiled", len(step.compiled))
+    logging.info("%d shapes of the step were compiled", run.num_compiled)
     log.close()
     return state
 
@@ -177,8 +150,8 @@ def train(run: Run, state: TrainState, step: CompiledStep) -> TrainState:
 class _Loop:
     """The state of the loop that is not the model's: what was logged, what waits to be read."""
 
-    def __init__(self, run: Run, step: CompiledStep, log: Any, bar: Any, stopper: Stopper) -> None:
-        self.run, self.step, self.log, self.bar, self.stopper = run, step, log, bar, stopper
+    def __init__(self, run: Run, log: MetricsLog, bar: tqdm, requests: StopRequests) -> None:
+        self.run, self.log, self.bar, self.requests = run, log, bar, requests
         self.waiting: collections.deque[tuple[int, dict[str, Any], dict[str, float]]] = (
             collections.deque()
         )
@@ -187,51 +160,54 @@ class _Loop:
 
     def between_epochs(self, state: TrainState, epoch: int) -> TrainState:
         """Evaluate and save where due, then refresh where due."""
-        config = self.run.config
-        refresh_due = refresh.due(config, epoch) == epoch
-        if epoch and epoch % config.eval_epochs == 0:
+        run, stage = self.run, stage_list.at(self.run.stages, epoch)
+        refresh_due = refresh.due(run.options, run.stages, epoch) == epoch
+        if epoch and epoch % run.options.eval_epochs == 0:
             self.evaluate_and_save(state, epoch)
         elif epoch and refresh_due:
             self.save(state, epoch)  # a killed refresh begins again from here
-        if epoch and stages.at(config, epoch).first == epoch:
+        if epoch and stage.first == epoch:
             # Not saved: a function of the state that was, so it is made again if need be.
-            state = self.run.system.begin_phase(self.run, state, self.step.optimizer, epoch)
+            before = stage_list.before(run.stages, stage)
+            state = run.system.begin_stage(run.data, state, stage, before)
         self.use_refresh(state, epoch)
         return state
 
     def use_refresh(self, state: TrainState, epoch: int) -> None:
         """Hand the batch source the refresh that serves an epoch, making it if it is due now."""
         run = self.run
-        due = refresh.due(run.config, epoch)
+        due = refresh.due(run.options, run.stages, epoch)
         if due is None:
             run.source.use(None)
             return
-        found = refresh.load(run.folder, due)
-        if found is None:
+        current = refresh.load(run.folder, due)
+        if current is None:
             if due != epoch:
                 raise TrainingError(
                     f"{run.folder / 'refresh' / str(due)} is missing: epoch {epoch} cannot be "
                     "resumed exactly. Remove the newest checkpoints to go back before that refresh."
                 )
-            found = self._refresh_now(state, epoch)
+            current = self._refresh_now(state, epoch)
         refresh.prune(run.folder, {due, *self._refreshes_of_checkpoints()})
-        run.source.use(found)
+        run.source.use(current)
 
     def _refresh_now(self, state: TrainState, epoch: int) -> refresh.Refresh:
         """Make a refresh; the state was saved before, so that a signal need not wait."""
         run = self.run
         try:
-            with self.stopper.at_once():
-                return run.system.refresh(run, state, epoch)
+            with self.requests.at_once():
+                write = lambda folder: run.system.write_refresh(folder, epoch, run.data, state)
+                return refresh.write(run.folder, epoch, write)
         except Interrupted:
             self._say_how_to_continue(state)
             raise
 
     def _refreshes_of_checkpoints(self) -> set[int | None]:
         """Epochs of the refreshes that a run resumed from any of the checkpoints would read."""
-        folder = self.run.folder
-        infos = [checkpoints.info(folder, step) for step in checkpoints.steps(folder)]
-        return {refresh.due(self.run.config, info["epoch"]) for info in infos if "epoch" in info}
+        run = self.run
+        infos = [checkpoints.info(run.folder, step) for step in checkpoints.steps(run.folder)]
+        epochs = [info["epoch"] for info in infos if "epoch" in info]
+        return {refresh.due(run.options, run.stages, epoch) for epoch in epochs}
 
     def evaluate_and_save(self, state: TrainState, epoch: int) -> None:
         """Held-out metrics, a checkpoint with the score, and no more checkpoints than needed."""
@@ -239,10 +215,9 @@ class _Loop:
             return
         self.settle(state, epoch - 1)
         started = time.perf_counter()
-        found = held_out_score(self.run, state)
-        score = None
-        if found is not None:
-            score, metrics = found
+        measured, score = held_out_score(self.run, state), None
+        if measured is not None:
+            score, metrics = measured
             seconds = round(time.perf_counter() - started, 2)
             self.log.write(int(state.step), epoch=epoch, held_out=metrics, seconds=seconds)
             tqdm.write(
@@ -271,9 +246,11 @@ class _Loop:
         seen = np.zeros(self.run.data.num_labels, bool)
         sums: collections.Counter[str] = collections.Counter()
         steps, started = 0, time.perf_counter()
-        for batch, stats, labels in self.run.source.ahead(epoch, first):
-            number = epoch * self.run.source.steps_per_epoch + first + steps
-            state, parts = self.step(state, batch, self.run.factor(number))
+        run, stage = self.run, stage_list.at(self.run.stages, epoch)
+        step = run.step(stage)
+        for batch, stats, labels in run.source.ahead(stage, epoch, first):
+            number = epoch * run.source.shapes.steps + first + steps
+            state, parts = step(state, batch, run.factor(number))
             self.waiting.append((number + 1, parts, stats))
             steps += 1
             seen[labels[labels >= 0]] = True
@@ -293,7 +270,7 @@ class _Loop:
             labels_seen=int(seen.sum()),
             seconds=round(seconds, 2),
             tokens_per_second=round(sums["tokens"] / seconds),
-            queries_per_second=round(steps * self.run.source.batch_size / seconds),
+            queries_per_second=round(steps * run.source.shapes.queries / seconds),
         )
         return state
 
@@ -322,13 +299,10 @@ class _Loop:
             + (f", {tokens_per_second / 1e3:.1f} K tokens/s" if tokens_per_second else ""),
             refresh=False,
         )
-        if number % self.run.config.log_steps == 0 or number == 1:
-            rate = self.run.factor(number - 1)
-            rates = {
-                "encoder": rate * self.run.config.lr.encoder,
-                "heads": rate * self.run.config.lr.heads,
-                "table": rate * self.run.config.lr.table,
-            }
+        options = self.run.options
+        if number % options.log_steps == 0 or number == 1:
+            peaks, factor = options.lr, self.run.factor(number - 1)
+            rates = {name: factor * getattr(peaks, name) for name in ("encoder", "heads", "table")}
             self.log.write(number, epoch=epoch, **values, lr=rates, pool=stats)
 
     def _diverged(self, step: int, epoch: int, what: str) -> TrainingError:
@@ -341,7 +315,7 @@ class _Loop:
         )
 
     def _stop_or_save(self, state: TrainState, epoch: int) -> None:
-        if self.stopper.signal:
+        if self.requests.signal:
             self.save(state, epoch)
             self.stop_if_asked(state)
         if time.monotonic() - self.saved_at > SAVE_SECONDS:
@@ -349,13 +323,13 @@ class _Loop:
 
     def stop_if_asked(self, state: TrainState) -> None:
         """Stop if a signal came; the state has been saved."""
-        if self.stopper.signal:
+        if self.requests.signal:
             self._say_how_to_continue(state)
-            raise Interrupted(128 + self.stopper.signal)
+            raise Interrupted(128 + self.requests.signal)
 
     def _say_how_to_continue(self, state: TrainState) -> None:
         tqdm.write(
-            f"{signal.Signals(self.stopper.signal).name}: step {int(state.step)} of "
+            f"{signal.Signals(self.requests.signal).name}: step {int(state.step)} of "
             f"{self.run.total_steps} is saved in {self.run.folder}. Run the same command again to "
             "continue."
         )

@@ -1,66 +1,47 @@
-"""Phases of a run: ranges of epochs between which parts of the model begin anew."""
+"""Stages of a run: ranges of epochs between which other parts are trained, or begin anew."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from ml_collections import ConfigDict
-
-CLUSTERS = ("pifa", "text")
+from xmc_jax.contracts import Stage
 
 
-class Phase(NamedTuple):
-    """A range of epochs.
-
-    Attributes:
-      first: its first epoch.
-      epochs: how many it has.
-      free_weights: whether labels have weights of their own in it.
-      clusters: what labels are clustered by when it begins: ``pifa`` or ``text``.
-    """
-
-    first: int
-    epochs: int
-    free_weights: bool = True
-    clusters: str = "pifa"
+def at(stages: Sequence[Stage], epoch: int) -> Stage:
+    """The stage that an epoch is in; the last one from its beginning on."""
+    return [stage for stage in stages if stage.first <= epoch][-1]
 
 
-def of(config: ConfigDict) -> list[Phase]:
-    """The phases of ``config.phases``; one phase of all epochs where there is no such field."""
-    if "phases" not in config:
-        return [Phase(0, config.epochs)]
-    found, first = [], 0
-    for epochs, free_weights, clusters in config.phases:
-        found.append(Phase(first, epochs, free_weights, clusters))
-        first += epochs
-    return found
+def before(stages: Sequence[Stage], stage: Stage) -> tuple[Stage, ...]:
+    """The stages that come before one."""
+    return tuple(other for other in stages if other.first < stage.first)
 
 
-def at(config: ConfigDict, epoch: int) -> Phase:
-    """The phase that an epoch is in; the last one from its beginning on."""
-    return [phase for phase in of(config) if phase.first <= epoch][-1]
+def scaled(stages: Sequence[Sequence[Any]], epochs: int, *, field: str) -> tuple[Any, ...]:
+    """Stages of the same proportions, one epoch each at least, that last ``epochs`` in all.
 
-
-def scaled(phases: Sequence[Sequence[Any]], epochs: int) -> tuple[tuple[Any, ...], ...]:
-    """Phases of the same proportions, one epoch each at least, that last ``epochs`` in all.
+    Args:
+      stages: ``(epochs, ...)`` each.
+      epochs: of the whole run.
+      field: of the configuration, for the error.
 
     Raises:
-      ValueError: fewer epochs than phases.
+      ValueError: fewer epochs than stages.
 
-    >>> scaled(((20, False, "pifa"), (10, True, "text")), 9)
-    ((6, False, 'pifa'), (3, True, 'text'))
+    >>> scaled(((20, "encoder"), (10, "tables")), 9, field="stages")
+    ((6, 'encoder'), (3, 'tables'))
     """
-    if epochs < len(phases):
+    if epochs < len(stages):
         raise ValueError(
-            f"{epochs} epochs for the {len(phases)} phases of config.phases: raise config.epochs "
+            f"{epochs} epochs for the {len(stages)} {field} of config.{field}: raise config.epochs "
             "or config.max_minutes."
         )
-    total = sum(phase[0] for phase in phases)
+    total = sum(stage[0] for stage in stages)
     ends, seen = [], 0
-    for number, phase in enumerate(phases, 1):
-        seen += phase[0]
-        least, most = (ends[-1] if ends else 0) + 1, epochs - (len(phases) - number)
+    for number, stage in enumerate(stages, 1):
+        seen += stage[0]
+        least, most = (ends[-1] if ends else 0) + 1, epochs - (len(stages) - number)
         ends.append(min(max(round(seen * epochs / total), least), most))
     starts = [0, *ends[:-1]]
-    return tuple((b - a, *phase[1:]) for a, b, phase in zip(starts, ends, phases))
+    return tuple((b - a, *stage[1:]) for a, b, stage in zip(starts, ends, stages))

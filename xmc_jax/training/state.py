@@ -1,36 +1,22 @@
-"""What a run carries from step to step: parameters, classifier table, optimiser moments."""
+"""The state at the start, its optimiser and its learning-rate schedule."""
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from xmc_jax.contracts import Table, TrainState
 from xmc_jax.tables import row_adam
-from xmc_jax.tables.row_adam import RowAdamState
+from xmc_jax.training.options import Rates
 
-
-class TrainState(NamedTuple):
-    """A pytree; the step donates it.
-
-    Attributes:
-      step: int32 scalar, steps done.
-      params: encoder and heads, plain dicts of arrays.
-      opt_state: Optax state of ``params``.
-      table: ``[L, d]`` classifier table Psi (float32, or uint16 bit patterns of bfloat16), or None
-        for a dual encoder alone.
-      table_state: Adam moments of the table's rows, or None.
-    """
-
-    step: jax.Array
-    params: Any
-    opt_state: Any
-    table: jax.Array | None
-    table_state: RowAdamState | None
+Moments = TypeVar("Moments")
 
 
 def warmup_cosine(step: int, *, total_steps: int, warmup_steps: int) -> float:
@@ -56,47 +42,50 @@ def warmup_cosine(step: int, *, total_steps: int, warmup_steps: int) -> float:
 
 
 def make_optimizer(
-    *,
-    encoder_rate: float,
-    head_rate: float,
-    weight_decay: float = 0.0,
-    clip_norm: float = 0.0,
-    encoder_names: tuple[str, ...] = ("encoder",),
+    rates: Rates, *, encoder_names: tuple[str, ...] = ("encoder",)
 ) -> optax.GradientTransformation:
     """AdamW at its peak rates, one for the encoder and one for everything else in ``params``.
 
     An update is linear in the rate, so that the step multiplies it by the schedule's factor.
 
     Args:
-      encoder_rate: peak learning rate of the encoder.
-      head_rate: peak learning rate of everything else.
-      weight_decay: decoupled decay, on matrices only (biases and norms are left alone).
-      clip_norm: global gradient norm to clip at; 0 = none.
+      rates: peak rates, weight decay (on matrices only: biases and norms are left alone), clipping.
       encoder_names: names of ``params`` that are the encoder.
     """
     adam = lambda rate: optax.adamw(
         rate,
-        weight_decay=weight_decay,
+        weight_decay=rates.weight_decay,
         mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
     )
-    groups = {"encoder": adam(encoder_rate), "head": adam(head_rate)}
+    groups = {"encoder": adam(rates.encoder), "head": adam(rates.heads)}
     labels = lambda params: {k: "encoder" if k in encoder_names else "head" for k in params}
     optimizer = optax.multi_transform(groups, labels)
-    if clip_norm > 0:
-        optimizer = optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)
+    if rates.clip_norm > 0:
+        optimizer = optax.chain(optax.clip_by_global_norm(rates.clip_norm), optimizer)
     return optimizer
 
 
 def new_state(
-    params: Any, optimizer: optax.GradientTransformation, table: jax.Array | None = None
+    params: Any,
+    optimizer: optax.GradientTransformation,
+    tables: Mapping[str, jax.Array] | None = None,
+    *,
+    model_state: Any = None,
 ) -> TrainState:
-    """State at step 0."""
+    """State at step 0.
+
+    Args:
+      params: what the optimiser moves.
+      optimizer: of ``params``.
+      tables: as stored, by name.
+      model_state: see `xmc_jax.contracts.Weights`.
+    """
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
+        model_state={} if model_state is None else model_state,
         opt_state=optimizer.init(params),
-        table=table,
-        table_state=None if table is None else row_adam.init(table),
+        tables={name: Table(x, row_adam.init(x)) for name, x in (tables or {}).items()},
     )
 
 
@@ -116,3 +105,9 @@ def all_finite(tree: Any) -> jax.Array:
         return jnp.isfinite(x).all()
 
     return jnp.all(jnp.stack([finite(x) for x in jax.tree.leaves(tree)]))
+
+
+@functools.partial(jax.jit, donate_argnums=0, keep_unused=True)  # an unused one is not donated
+def zeroed(moments: Moments) -> Moments:
+    """Moments of zero in the place of old ones, for a second pair may be gigabytes."""
+    return jax.tree.map(jnp.zeros_like, moments)

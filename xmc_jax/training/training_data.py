@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import overload
 
 import numpy as np
 from absl import logging
-from ml_collections import ConfigDict
 from scipy.sparse import csr_matrix
 
-from xmc_jax import catalog
+from xmc_jax import catalog, files
+from xmc_jax.contracts import Side, TextForm, Tokenizer, Tokens
 from xmc_jax.data import splits
 from xmc_jax.data.dataset import Dataset, filter_matrix
 from xmc_jax.data.readers import formats, layouts
 from xmc_jax.data.tokens import token_stores
-from xmc_jax.data.tokens.token_stores import JoinedTokens, TokenStore
-
-WORD_VECTORS = ("bag", "inception")  # encoders of token vectors alone; others are pretrained
+from xmc_jax.data.tokens.token_stores import TokenStore
+from xmc_jax.training.options import TrainingOptions
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSplit:
     """Rows to be evaluated: ``rows`` of ``tokens``, their truth, and pairs to ignore."""
 
-    tokens: TokenStore
+    tokens: Tokens
     rows: np.ndarray
     truth: csr_matrix
     filter_pairs: np.ndarray
@@ -47,20 +45,22 @@ class TrainingData:
       filters: ``[N, L]`` boolean, or None where there are none (or they are not to be masked).
       held_out: the rows that choose the checkpoint, or None.
       test: the test rows, or None where the data set has none.
-      first_text_row: None, or N where label texts are points too (``xmc_jax.training.augmentation``): rows
+      first_text_row: None, or N where label texts are points too (`augmentation`): rows
         ``N`` to ``N + L - 1`` of ``train_tokens``, ``labels`` and ``filters`` are theirs, and
         ``labels`` holds soft targets.
+      label_queries: label texts in the form of queries, where that differs from ``label_tokens``.
     """
 
     dataset: Dataset
     entry: catalog.Entry
-    train_tokens: TokenStore | JoinedTokens
-    label_tokens: TokenStore
+    train_tokens: Tokens
+    label_tokens: Tokens
     labels: csr_matrix
     filters: csr_matrix | None
     held_out: EvaluationSplit | None
     test: EvaluationSplit | None
     first_text_row: int | None = None
+    label_queries: Tokens | None = None
 
     @property
     def rows(self) -> np.ndarray:
@@ -72,40 +72,75 @@ class TrainingData:
         """L."""
         return self.labels.shape[1]
 
+    @property
+    def original_labels(self) -> csr_matrix:
+        """``labels`` of the points that are no label texts."""
+        return self.labels[: self.first_text_row]
 
-def cache_folder() -> Path:
-    """``$XMC_CACHE``, else a folder of the user's cache: canonical data sets and token stores."""
-    root = os.environ.get("XMC_CACHE")
-    return Path(root) if root else Path.home() / ".cache" / "xmc_jax"
+    @property
+    def most_evaluated(self) -> int:
+        """Rows of the larger split that is evaluated; 0 where there is none."""
+        splits = [split for split in (self.held_out, self.test) if split is not None]
+        return max((len(split.rows) for split in splits), default=0)
+
+    def joined_tokens(self) -> token_stores.JoinedTokens:
+        """Training texts, then label texts as queries."""
+        texts = self.label_tokens if self.label_queries is None else self.label_queries
+        return token_stores.JoinedTokens(self.train_tokens, texts)
+
+    def read_by(self, read: Callable[[Tokens], Tokens]) -> TrainingData:
+        """The data set with what a system reads in the place of tokens, such as hidden states."""
+        train, held_out, test = read(self.train_tokens), self.held_out, self.test
+        if held_out is not None:
+            held_out = dataclasses.replace(held_out, tokens=train)
+        if test is not None:
+            test = dataclasses.replace(test, tokens=read(test.tokens))
+        return dataclasses.replace(
+            self,
+            train_tokens=train,
+            label_tokens=read(self.label_tokens),
+            held_out=held_out,
+            test=test,
+            label_queries=None if self.label_queries is None else read(self.label_queries),
+        )
 
 
-def read_dataset(config: ConfigDict) -> tuple[Dataset, catalog.Entry, Path]:
-    """Find and read the data set of a configuration.
+def read_dataset(
+    name: str, folder: str, *, max_length: int | None
+) -> tuple[Dataset, catalog.Entry, Path]:
+    """Find and read a data set.
+
+    Args:
+      name: of the catalog, or a folder or file.
+      folder: of the data set, or a root that holds it; "" = where it is usually looked for.
+      max_length: tokens of a text, for the entry of own data.
 
     Returns:
       The data set, its catalog entry, and the folder or file it came from.
     """
-    source = formats.find_folder(config.dataset, config.data or None)
-    entry = catalog.find(config.dataset) or catalog.find(layouts.detect(source).name)
+    source = formats.find_folder(name, folder or None)
+    entry = catalog.find(name) or catalog.find(layouts.detect(source).name)
     text = entry.text if entry else "title"
-    folder = formats.ensure_canonical(source, text=text, cache_root=cache_folder() / "datasets")
-    dataset = formats.load(folder, text=text)
+    copies = files.cache_folder() / "datasets"
+    dataset = formats.load(
+        formats.ensure_canonical(source, text=text, cache_root=copies), text=text
+    )
     entry = entry or catalog.find(dataset.name)  # a canonical form keeps the name
     if entry is None:
         num_rows, num_labels = dataset.train.labels.shape
         entry = catalog.default_entry(
-            dataset.name, num_rows, len(dataset.test), num_labels, config.max_length
+            dataset.name, num_rows, len(dataset.test), num_labels, max_length
         )
     return dataset, entry, source
 
 
 def load(
-    config: ConfigDict, dataset: Dataset, entry: catalog.Entry, tokenizer: Any
+    options: TrainingOptions, dataset: Dataset, entry: catalog.Entry, tokenizer: Tokenizer
 ) -> TrainingData:
     """Tokenise and hold out.
 
     Args:
-      config: a resolved configuration.
+      options: of the run.
       dataset: texts and matrices.
       entry: its catalog facts.
       tokenizer: of the run.
@@ -113,12 +148,13 @@ def load(
     Raises:
       ValueError: no training row has a label.
     """
-    train, test = dataset.train, dataset.test
-    store = functools.partial(token_store, config, tokenizer)
-    train_tokens, label_tokens = store(train.texts), store(dataset.label_texts)
-    labels, held_out = hold_out(config, dataset, train_tokens)
+    train, test, form = dataset.train, dataset.test, options.text_form
+    store = functools.partial(token_store, form, tokenizer)
+    train_tokens = store(train.texts, "query")
+    label_tokens = store(dataset.label_texts, "label")
+    labels, held_out = hold_out_rows(options, dataset, train_tokens)
     filters = None
-    if len(train.filter_pairs) and config.mask_filter_pairs:
+    if len(train.filter_pairs) and options.mask_filter_pairs:
         filters = filter_matrix(train.filter_pairs, train.labels.shape)
         # What is neither right nor wrong is no answer, and no evidence for the label graph.
         if (barred := labels.multiply(filters)).nnz:
@@ -126,31 +162,36 @@ def load(
     test_split = None
     if len(test.texts):
         rows = np.arange(len(test.texts))
-        test_split = EvaluationSplit(store(test.texts), rows, test.labels, test.filter_pairs)
+        test_split = EvaluationSplit(
+            store(test.texts, "query"), rows, test.labels, test.filter_pairs
+        )
     if not labels.nnz:
         raise ValueError(
             f"{dataset.name}: no training row has a label; nothing can be learned from it."
         )
-    return TrainingData(
+    data = TrainingData(
         dataset, entry, train_tokens, label_tokens, labels, filters, held_out, test_split
     )
+    if options.gandalf.enabled and form.query_prefix != form.label_prefix:
+        data = dataclasses.replace(data, label_queries=store(dataset.label_texts, "query"))
+    return data
 
 
-def lost(config: ConfigDict, data: TrainingData, tokenizer: Any) -> list[str]:
+def lost(max_length: int, data: TrainingData, tokenizer: Tokenizer) -> list[str]:
     """Lines that say how much of the texts the tokens leave out; none where it is next to nothing.
 
     Args:
-      config: a resolved configuration.
+      max_length: tokens of a text.
       data: as `load` gives it.
       tokenizer: of the run.
     """
     lines = []
     unknown = tokenizer.token_to_id("[UNK]")
     for name, store in (("training", data.train_tokens), ("label", data.label_tokens)):
-        full = float((store.lengths() >= config.max_length).mean())
+        full = float((store.lengths() >= max_length).mean())
         if full > 0.02:
             lines.append(
-                f"{full:.0%} of the {name} texts fill max_length = {config.max_length} tokens; "
+                f"{full:.0%} of the {name} texts fill max_length = {max_length} tokens; "
                 "what is longer was cut off"
             )
         if unknown is not None:
@@ -161,35 +202,66 @@ def lost(config: ConfigDict, data: TrainingData, tokenizer: Any) -> list[str]:
     return lines
 
 
-def token_store(config: ConfigDict, tokenizer: Any, texts: Sequence[str]) -> TokenStore:
+class Prefixed(Sequence[str]):
+    """Texts, each behind a prefix; nothing is copied."""
+
+    def __init__(self, texts: Sequence[str], prefix: str) -> None:
+        """Remember both."""
+        self._texts, self._prefix = texts, prefix
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._prefix + text for text in self._texts)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if isinstance(index, slice):
+            return Prefixed(self._texts[index], self._prefix)
+        return self._prefix + self._texts[index]
+
+
+def with_prefix(form: TextForm, texts: Sequence[str], side: Side) -> Sequence[str]:
+    """Texts as a side's encoder is given them."""
+    prefix = form.label_prefix if side == "label" else form.query_prefix
+    return Prefixed(texts, prefix) if prefix else texts
+
+
+def token_store(
+    form: TextForm, tokenizer: Tokenizer, texts: Sequence[str], side: Side
+) -> TokenStore:
     """Token ids of texts, from the cache or made once."""
     return token_stores.tokenize(
-        texts,
+        with_prefix(form, texts, side),
         tokenizer,
-        max_length=config.max_length,
-        folder=cache_folder() / "tokens",
-        special_tokens=config.encoder.name not in WORD_VECTORS,
+        max_length=form.max_length,
+        folder=files.cache_folder() / "tokens",
+        special_tokens=form.special_tokens,
     )
 
 
-def hold_out(
-    config: ConfigDict, dataset: Dataset, train_tokens: TokenStore
+def hold_out_rows(
+    options: TrainingOptions, dataset: Dataset, train_tokens: TokenStore
 ) -> tuple[csr_matrix, EvaluationSplit | None]:
     """Training labels with the held-out rows emptied, and those rows (DESIGN: Numbers)."""
     # Rows count from 0 here, also where the training split was itself drawn from one file.
     train = dataclasses.replace(dataset.train, rows=None)
-    if config.held_out_share <= 0:
+    if options.held_out_share <= 0:
         return train.labels, None
     kept, held_out = splits.hold_out(
         train,
         dataset.label_texts,
-        share=config.held_out_share,
-        max_rows=config.held_out_rows,
-        seed=config.seed,
+        share=options.held_out_share,
+        max_rows=options.held_out_rows,
+        seed=options.seed,
     )
     if not len(held_out):
         return train.labels, None
-    labels = scatter_rows(kept.labels, kept.rows, train.labels.shape[0])
+    labels = placed_rows(kept.labels, kept.rows, train.labels.shape[0])
     removed = train.labels.nnz - labels.nnz - held_out.labels.nnz
     logging.info("held out: %d rows; %d reverse pairs left training", len(held_out), removed)
     return labels, EvaluationSplit(
@@ -197,7 +269,7 @@ def hold_out(
     )
 
 
-def scatter_rows(matrix: csr_matrix, rows: np.ndarray, num_rows: int) -> csr_matrix:
+def placed_rows(matrix: csr_matrix, rows: np.ndarray, num_rows: int) -> csr_matrix:
     """A matrix of ``num_rows`` rows whose ``rows`` (ascending) are given, the others empty."""
     sizes = np.zeros(num_rows, np.int64)
     sizes[rows] = np.diff(matrix.indptr)
@@ -207,7 +279,7 @@ def scatter_rows(matrix: csr_matrix, rows: np.ndarray, num_rows: int) -> csr_mat
 
 def only_rows(matrix: csr_matrix, rows: np.ndarray) -> csr_matrix:
     """The matrix with all other rows emptied; ``rows`` ascend."""
-    return scatter_rows(matrix[rows], rows, matrix.shape[0])
+    return placed_rows(matrix[rows], rows, matrix.shape[0])
 
 
 def token_counts(stores: Sequence[TokenStore], vocab_size: int) -> np.ndarray:

@@ -9,13 +9,14 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import numpy as np
 from absl import logging
+
+from xmc_jax import files
 
 # What training writes; a folder that holds one of these but no meta.json is not ours to use.
 OURS = (
@@ -35,37 +36,6 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scip
 
 class WorkdirError(ValueError):
     """A work directory cannot be used, or belongs to another configuration."""
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON under a temporary name, then rename.
-
-    Raises:
-      OSError: the disk is full or read-only; nothing half-written is left.
-    """
-    with replacing(path) as file:
-        file.write(json.dumps(value, indent=1, sort_keys=True, default=_plain) + "\n")
-
-
-@contextlib.contextmanager
-def replacing(path: str | Path, *, binary: bool = False) -> Iterator[IO[Any]]:
-    """Open a file under a temporary name; it takes the path's place if all goes well.
-
-    Raises:
-      OSError: it cannot be written; nothing half-written is left.
-    """
-    temporary = Path(f"{path}.tmp")
-    try:
-        file = temporary.open("wb") if binary else temporary.open("w", encoding="utf-8")
-    except OSError as error:
-        raise OSError(f"{path} cannot be written: {error.strerror}.") from error
-    try:
-        with file:
-            yield file
-        os.replace(temporary, path)
-    except BaseException:
-        _unlink(temporary)
-        raise
 
 
 def read_json(path: Path) -> Any:
@@ -139,8 +109,12 @@ def _unwritable(workdir: Path, error: OSError) -> WorkdirError:
     )
 
 
-def open_run(
-    workdir: Path, config: dict[str, Any], overrides: Collection[str] | None = None
+def claim(
+    workdir: Path,
+    config: dict[str, Any],
+    overrides: Collection[str] | None = None,
+    *,
+    upgrade: Callable[[dict[str, Any]], dict[str, Any]] = lambda meta: meta,
 ) -> dict[str, Any] | None:
     """Make the work directory, or check that it belongs to this configuration.
 
@@ -151,6 +125,7 @@ def open_run(
       overrides: dotted names of the fields that were set on the command line. A field that the old
         run's configuration lacks, for it came with a later version, is compared only if it is one
         of them; None = compare all fields.
+      upgrade: makes of an earlier version's meta data this version's.
 
     Returns:
       The meta data of the run to be continued, or None where it is new. Its ``resolved`` is
@@ -177,15 +152,15 @@ def open_run(
         probe.unlink()
     except OSError as error:
         raise _unwritable(workdir, error) from error
-    meta = read_json(workdir / "meta.json")
+    meta = upgrade(read_json(workdir / "meta.json"))
     _check_same(workdir, meta["config"], config, overrides)
     return {**meta, "resolved": _completed(meta.get("resolved", {}), config)}
 
 
 def begin(workdir: Path, meta: dict[str, Any]) -> dict[str, Any]:
     """Write ``meta.json``: from now on the run can be continued. Returns it as it is read back."""
-    write_json(workdir / "meta.json", meta)
-    _unlink(workdir / UNFINISHED)
+    files.write_json(workdir / "meta.json", meta)
+    files.unlink(workdir / UNFINISHED)
     return read_json(workdir / "meta.json")
 
 
@@ -194,7 +169,7 @@ def discard(workdir: Path) -> None:
     if (workdir / "meta.json").exists() or not (workdir / UNFINISHED).exists():
         return
     _remove_ours(workdir)
-    _unlink(workdir / UNFINISHED)
+    files.unlink(workdir / UNFINISHED)
     try:
         workdir.rmdir()
     except OSError:  # it holds something else
@@ -207,14 +182,7 @@ def _remove_ours(workdir: Path) -> None:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            _unlink(path)
-
-
-def _unlink(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:  # a disk that has become read-only
-        return
+            files.unlink(path)
 
 
 def _completed(there: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
@@ -233,7 +201,7 @@ def _check_same(
     overrides: Collection[str] | None,
 ) -> None:
     """Compare configurations field by field."""
-    have, want = flatten(there), flatten(json.loads(json.dumps(now, default=_plain)))
+    have, want = flatten(there), flatten(json.loads(json.dumps(now, default=files.plain)))
     later = set()
     if overrides is not None:  # new fields, and those left open, for which the run has its value
         open_now = {name for name, value in want.items() if value is None}
@@ -260,67 +228,3 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
-
-
-class MetricsLog:
-    """``metrics.jsonl``, one object a line, each with a step; TensorBoard scalars if installed."""
-
-    def __init__(self, workdir: Path, first_step: int) -> None:
-        """Open the log, dropping what a killed run wrote past the checkpoint it resumes from."""
-        self._path = workdir / "metrics.jsonl"
-        if self._path.exists():
-            kept = [
-                line
-                for line in self._path.read_text().splitlines()
-                if _step_of(line) is not None and _step_of(line) <= first_step
-            ]
-            temporary = self._path.with_suffix(".tmp")
-            temporary.write_text("".join(line + "\n" for line in kept))
-            os.replace(temporary, self._path)
-        self._file = self._path.open("a", buffering=1)
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            self._board = None
-        else:
-            self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=first_step + 1)
-
-    def write(self, step: int, **values: Any) -> None:
-        """Append one line.
-
-        Raises:
-          OSError: the disk is full.
-        """
-        try:
-            self._file.write(json.dumps({"step": step, **values}, default=_plain) + "\n")
-        except OSError as error:
-            raise OSError(
-                f"{self._path}: step {step} could not be logged ({error.strerror}). Free some "
-                "space, then run the same command again to continue from the last checkpoint."
-            ) from error
-        if self._board is not None:
-            for name, value in flatten(values).items():
-                if isinstance(value, (int, float, np.floating, np.integer)):
-                    self._board.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Flush and close."""
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
-
-
-def _step_of(line: str) -> int | None:
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _plain(value: Any) -> Any:
-    """What ``json`` does not know: arrays, NumPy scalars, paths."""
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

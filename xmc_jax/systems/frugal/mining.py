@@ -13,62 +13,75 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from xmc_jax.contracts import Points, Weights
 from xmc_jax.data.batching.pools import row_entries
 from xmc_jax.data.search.exact_search import host_product
 from xmc_jax.systems.frugal import text_mixing
-from xmc_jax.training.refresh import write_blocks
-
-if TYPE_CHECKING:
-    from xmc_jax.training.loop import Run
+from xmc_jax.systems.frugal.embedder import FrugalEmbedder
+from xmc_jax.systems.frugal.options import FrugalOptions
+from xmc_jax.training.refresh import lap, write_blocks
 
 BLOCK_ROWS = 1 << 15  # training rows embedded at once
 BLOCK_NUMBERS = 1 << 23  # scores of clusters, or drawn numbers, held at once
 
 
-def make(folder: Path, epoch: int, run: Run, params: Any) -> dict[str, Any]:
+def write(
+    folder: Path,
+    epoch: int,
+    options: FrugalOptions,
+    data: Points,
+    embedder: FrugalEmbedder,
+    weights: Weights,
+) -> dict[str, Any]:
     """Write a refresh into a folder; returns what took how long."""
     started = time.perf_counter()
-    config, data = run.config, run.data
-    clusters = np.asarray(params["phase"]["label_clusters"])
+    clusters = np.asarray(weights.model_state["phase"]["label_clusters"])
     np.save(folder / "label_clusters.npy", clusters)
     # Batches are random; the files are those of every refresh.
     np.save(folder / "order.npy", np.arange(len(data.rows)))
     np.save(folder / "offsets.npy", np.array([0, len(data.rows)]))
-    shape = (data.labels.shape[0], config.eta * config.refresh_epochs)
-    blocks = _shortlists(epoch, run, params, clusters, shape)
+    shape = (data.labels.shape[0], options.eta * options.refresh_epochs)
+    blocks = _shortlists(epoch, options, data, embedder, weights, clusters, shape)
     write_blocks(folder / "hard_negatives.npy", blocks, shape)
     # A table drawn at random knows no synonyms before it has been trained.
-    if text_mixing.variant(config) == "synonyms" and (epoch or config.encoder.embeddings):
-        there = np.asarray(params["moving"]["idf"]) > 0
-        table = np.asarray(params["tokens"]["embedding"])
-        np.save(folder / "synonyms.npy", text_mixing.synonyms(table, there))
-    return {"shortlist": round(time.perf_counter() - started, 2)}
+    known = epoch or options.encoder.embeddings
+    if text_mixing.variant(options.gandalf) == "synonyms" and known:
+        occurs = np.asarray(weights.model_state["moving"]["idf"]) > 0
+        table = np.asarray(weights.params["tokens"]["embedding"])
+        np.save(folder / "synonyms.npy", text_mixing.synonyms(table, occurs))
+    return {"shortlist": lap(started)}
 
 
 def _shortlists(
-    epoch: int, run: Run, params: Any, clusters: np.ndarray, shape: tuple[int, int]
+    epoch: int,
+    options: FrugalOptions,
+    data: Points,
+    embedder: FrugalEmbedder,
+    weights: Weights,
+    clusters: np.ndarray,
+    shape: tuple[int, int],
 ) -> Iterator[np.ndarray]:
-    config, data, rows = run.config, run.data, run.data.rows
-    members = cluster_members(clusters, run.model.num_clusters)
-    kernel, bias = (np.asarray(params["meta"][name]) for name in ("kernel", "bias"))
+    rows = data.rows
+    members = cluster_members(clusters, embedder.model.num_clusters)
+    kernel, bias = (np.asarray(weights.params["meta"][name]) for name in ("kernel", "bias"))
     vectors, product = np.ascontiguousarray(kernel.T), host_product()
-    top = min(config.clusters.top, len(bias))
+    top = min(options.clusters.top, len(bias))
     step = max(1, BLOCK_NUMBERS // max(len(bias), top * members.shape[1]))
     for first in range(0, shape[0], BLOCK_ROWS):
         size = min(BLOCK_ROWS, shape[0] - first)
         begin, end = np.searchsorted(rows, [first, first + size])
         block = np.full((size, shape[1]), -1, np.int32)
-        meta, _ = run.embedder.both(params, data.train_tokens, rows[begin:end])
+        meta, _ = embedder.both(weights, data.train_tokens, rows[begin:end])
         for start in range(0, end - begin, step):
             part = rows[begin + start : min(begin + start + step, end)]
             scores = product(meta[start : start + step], vectors) + bias
             place, label = row_entries(data.labels, part)
             best = best_clusters(scores, place, clusters[label], top)
-            rng = np.random.default_rng([config.seed, epoch, int(part[0])])
+            rng = np.random.default_rng([options.seed, epoch, int(part[0])])
             block[part - first] = draw_labels(rng, members[best], shape[1])
         yield block
 
@@ -118,9 +131,9 @@ def draw_labels(rng: np.random.Generator, members: np.ndarray, width: int) -> np
     """
     candidates = members.reshape(len(members), -1)
     if candidates.shape[1] <= width:
-        found = np.full((len(members), width), -1, np.int32)
-        found[:, : candidates.shape[1]] = candidates
-        return found
+        padded = np.full((len(members), width), -1, np.int32)
+        padded[:, : candidates.shape[1]] = candidates
+        return padded
     draws = np.where(candidates >= 0, rng.random(candidates.shape, np.float32), 2)
     chosen = np.argpartition(draws, width - 1, axis=1)[:, :width]
     return np.take_along_axis(candidates, chosen, axis=1)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from xmc_jax.contracts import TokenBatch
+from xmc_jax.contracts import Made, Points, RefreshFiles, Shapes, Stage, TokenBatch
 from xmc_jax.data.batching import packing
 from xmc_jax.data.batching.pools import Pool
 from xmc_jax.systems.frugal import text_mixing
 from xmc_jax.systems.frugal.step import FrugalBatch
-from xmc_jax.training import stages
-from xmc_jax.training.refresh import Refresh
-from xmc_jax.training.source import BatchSource
-from xmc_jax.training.training_data import TrainingData
+from xmc_jax.training.options import TrainingOptions
+from xmc_jax.training.source import BatchSource, PoolSampler, batch_shapes
 
 LABEL_SEGMENTS = 255  # label texts in a packed row, at most
 
@@ -38,51 +36,80 @@ class GraphRows(NamedTuple):
         return GraphRows(self.ids[rows], self.weights[rows] * there[:, None])
 
 
-class FrugalSource(BatchSource):
-    """Makes the batches of a frugal run; what it adds to `BatchSource` is in `FrugalBatch`."""
+class FrugalBatches:
+    """Makes the batches of a run (`xmc_jax.contracts.BatchMaker`)."""
 
     def __init__(
         self,
-        config: ConfigDict,
-        data: TrainingData,
-        max_segments: int,
+        options: TrainingOptions,
+        data: Points,
+        shapes: Shapes,
         *,
+        max_segments: int,
         num_clusters: int,
         label_text: bool,
         graph: GraphRows | None,
     ) -> None:
-        """Fix shapes.
+        """Nothing is chosen yet: the source says what to draw from.
 
         Args:
-          config: a resolved configuration.
+          options: of the run.
           data: what training reads.
+          shapes: of the batches.
           max_segments: query texts in a packed row, at most.
           num_clusters: C.
           label_text: whether label texts go into the batch.
           graph: rows of all labels, or None.
-
-        Raises:
-          ValueError: the pool is smaller than the batch.
         """
+        self._data, self._seed = data, options.seed
         self._num_clusters, self._label_text, self._graph = num_clusters, label_text, graph
-        self._rival = text_mixing.variant(config)
-        super().__init__(config, data, max_segments)
+        self._mixing = text_mixing.variant(options.gandalf)
+        self._pools = PoolSampler(options, data, shapes)
+        self._packing = {
+            "queries": {"row_length": options.row_length, "max_segments": max_segments},
+            "labels": {"row_length": options.row_length, "max_segments": LABEL_SEGMENTS},
+        }
+        stores = (data.train_tokens, data.label_tokens)
+        longest = max(int(store.lengths().max(initial=1)) for store in stores)
+        sizes = {
+            "queries": shapes.queries * (2 if self._mixing == "label_mixup" else 1),
+            "labels": shapes.labels + options.extra_pool_size,  # all have their texts here
+        }
+        self._worst = {
+            name: packing.worst_rows(size, max_length=longest, **self._packing[name])
+            for name, size in sizes.items()
+        }
 
-    def use(self, refresh: Refresh | None) -> None:
+    def use(self, refresh: RefreshFiles | None) -> None:
         """Draw from this refresh from now on; None = random pools, and no clusters yet."""
-        self._clusters = None if refresh is None else refresh.label_clusters
-        self._synonyms = None if refresh is None else refresh.synonyms
-        super().use(refresh)
+        self._pools.use(refresh)
+        self._clusters = None if refresh is None else refresh.get("label_clusters")
+        self._synonyms = None if refresh is None else refresh.get("synonyms")
+        self._ladder: dict[str, tuple[int, ...]] = {
+            name: (rows,) for name, rows in self._worst.items()
+        }
 
-    def _make(
-        self, queries: np.ndarray, epoch: int, step: int
-    ) -> tuple[FrugalBatch, dict[str, float], np.ndarray]:
+    def fit(self, sampled: Iterable[Mapping[str, float]]) -> None:
+        """Choose the row counts to compile for, of queries and of labels."""
+        sampled, ladders = list(sampled), {}
+        for name, key in (("queries", "rows"), ("labels", "label_rows")):
+            worst = self._worst[name]
+            counts = [int(stats.get(key, worst)) for stats in sampled]
+            # Shapes multiply, and padding of the queries costs little.
+            steps = 1 if name == "queries" else 2
+            ladders[name] = packing.ladder(
+                counts, top=worst, steps=steps, multiple=max(1, worst // 128)
+            )
+        self._ladder = ladders
+
+    def make(self, queries: np.ndarray, stage: Stage, epoch: int, step: int) -> Made:
+        """A `FrugalBatch`, its statistics and the pool's label ids."""
         data = self._data
-        pool = self._pool(queries, epoch, step)
+        pool = self._pools.draw(queries, epoch, step)
         label_rows = np.where(pool.ids < data.num_labels, pool.ids, -1)
         stats = dict(pool.stats)
         clusters = self._cluster_targets(queries, pool.targets.dtype)
-        rng = np.random.default_rng([self._config.seed, epoch, step, 1])
+        rng = np.random.default_rng([self._seed, epoch, step, 1])
         texts, mix = self._mix(rng, queries, pool, clusters)
         flat, lengths = data.train_tokens.gather(texts)
         if self._synonyms is not None:
@@ -106,7 +133,7 @@ class FrugalSource(BatchSource):
             targets=pool.targets,
             where=pool.where,
             cluster_targets=clusters,
-            free_weights=np.True_ if stages.at(self._config, epoch).free_weights else None,
+            free_weights=np.True_ if stage.options.get("free_weights", True) else None,
         )
         if mix is not None:
             batch = batch._replace(**mix._asdict())
@@ -116,9 +143,9 @@ class FrugalSource(BatchSource):
         self, rng: np.random.Generator, queries: np.ndarray, pool: Pool, clusters: np.ndarray
     ) -> tuple[np.ndarray, text_mixing.Mix | None]:
         """Rows of the texts to encode, and how they are mixed, if they are."""
-        if self._rival == "mixup":
+        if self._mixing == "mixup":
             return queries, text_mixing.mixup(rng, queries, pool.targets, pool.where, clusters)
-        if self._rival != "label_mixup":
+        if self._mixing != "label_mixup":
             return queries, None
         labels = np.minimum(pool.ids, self._data.num_labels - 1)  # of empty columns: any
         of_columns = np.zeros_like(labels) if self._clusters is None else self._clusters[labels]
@@ -130,18 +157,8 @@ class FrugalSource(BatchSource):
         self, flat: np.ndarray, lengths: np.ndarray, name: str
     ) -> tuple[TokenBatch, int, float]:
         """Texts in one of the shapes of the ladder, their tokens, and the rows they need."""
-        packed = packing.pack(flat, lengths, num_rows=self._ladder[name], **self._packing_of(name))
+        packed = packing.pack(flat, lengths, num_rows=self._ladder[name], **self._packing[name])
         return packed, int(lengths.sum()), float(packing.used_rows(packed))
-
-    def _packing_of(self, name: str) -> dict[str, int]:
-        return (
-            self._packing
-            if name == "queries"
-            else {
-                **self._packing,
-                "max_segments": LABEL_SEGMENTS,
-            }
-        )
 
     def _cluster_targets(self, queries: np.ndarray, dtype: np.dtype) -> np.ndarray:
         """``[Q, C]``: the largest target of the query in each cluster."""
@@ -154,22 +171,29 @@ class FrugalSource(BatchSource):
         np.maximum.at(targets, place, own.data.astype(dtype))
         return targets
 
-    def _row_ladder(self) -> dict[str, tuple[int, ...]]:
-        """Row counts to compile for, of queries and of labels; see `BatchSource`."""
-        texts = self.batch_size * (2 if self._rival == "label_mixup" else 1)
-        labels = self.pool_size + self._config.extra_pool_size  # all have their texts here
-        sizes = {"queries": texts, "labels": labels}
-        worst = {
-            name: packing.worst_rows(size, max_length=self._longest, **self._packing_of(name))
-            for name, size in sizes.items()
-        }
-        self._ladder = {name: (rows,) for name, rows in worst.items()}
-        sampled = [stats for _, stats, _ in self._sampled()]
-        ladders = {}
-        for name, key in (("queries", "rows"), ("labels", "label_rows")):
-            counts = [int(stats.get(key, worst[name])) for stats in sampled]
-            multiple = max(1, worst[name] // 128)
-            # Shapes multiply, and padding of the queries costs little.
-            steps = 1 if name == "queries" else 2
-            ladders[name] = packing.ladder(counts, top=worst[name], steps=steps, multiple=multiple)
-        return ladders
+
+def make_source(
+    options: TrainingOptions,
+    data: Points,
+    max_segments: int,
+    *,
+    num_clusters: int,
+    label_text: bool,
+    graph: GraphRows | None,
+) -> BatchSource:
+    """The batches of a run; see `FrugalBatches`.
+
+    Raises:
+      ValueError: the pool is smaller than the batch.
+    """
+    shapes = batch_shapes(options, data)
+    maker = FrugalBatches(
+        options,
+        data,
+        shapes,
+        max_segments=max_segments,
+        num_clusters=num_clusters,
+        label_text=label_text,
+        graph=graph,
+    )
+    return BatchSource(options, data.rows, shapes, maker)

@@ -1,26 +1,25 @@
 """One step of a frugal classifier: BCE on the pool's labels and on all clusters, together.
 
-Parameters hold more than those of ``models.frugal.Frugal``: ``params["phase"] = {"label_clusters":
-[L] int32, "free_weights": [] bool}``, which a phase of training fixes and ranking needs. Neither
-that nor ``params["moving"]`` is the optimiser's.
+The model state is ``{"moving": ..., "phase": {"label_clusters": [L] int32, "free_weights": []
+bool}}``: what a training call renews, and what a phase of training fixes and ranking needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from xmc_jax.contracts import TokenBatch
+from xmc_jax.contracts import Step, TokenBatch, TrainState
 from xmc_jax.host import xla
 from xmc_jax.losses import sigmoid_bce_loss
-from xmc_jax.tables import label_pool, row_adam
-from xmc_jax.training.state import TrainState
+from xmc_jax.models.frugal.classifier import Frugal
+from xmc_jax.tables import label_pool
+from xmc_jax.training.step import TableGradients, apply_gradients
 
-FIXED = ("moving", "phase")  # parts of the parameters that no gradient moves
+TABLE = "free_weights"  # [L, D]
 
 
 class FrugalBatch(NamedTuple):
@@ -37,8 +36,8 @@ class FrugalBatch(NamedTuple):
       cluster_targets: ``[Q, C]`` of the same type: the largest target among all of the query's
         positives in the cluster, whether they are in the pool or not.
       free_weights: anything in a phase in which labels have weights of their own, else None.
-      partners: ``[Q]`` int32 text with which a query's features are mixed (`xmc_jax.systems.frugal.text_mixing`), or
-        None: ``tokens`` are those of the queries alone.
+      partners: ``[Q]`` int32 text with which a query's features are mixed (`text_mixing`), or None:
+        ``tokens`` are those of the queries alone.
       shares: ``[Q]`` float32, what a query keeps of its own features, or None.
     """
 
@@ -55,17 +54,12 @@ class FrugalBatch(NamedTuple):
     shares: Any = None
 
 
-def trained(params: Any) -> Any:
-    """The parameters that the optimiser moves."""
-    return {name: value for name, value in params.items() if name not in FIXED}
-
-
 def frugal_loss(
-    model: Any,
+    model: Frugal,
     params: Any,
     rows: jax.Array | None,
     batch: FrugalBatch,
-    key: Any,
+    key: jax.Array,
     meta_weight: float,
 ) -> tuple[jax.Array, tuple[dict[str, jax.Array], Any]]:
     """``L = BCE(labels of the pool) + meta_weight * BCE(clusters)`` (Gandalf, appendix A.2).
@@ -80,7 +74,7 @@ def frugal_loss(
 
     Args:
       model: a ``models.frugal.Frugal``.
-      params: its parameters.
+      params: its parameters, moving values included.
       rows: ``[P, D]`` free weights of the pool, or None.
       batch: the batch.
       key: dropout key.
@@ -120,18 +114,18 @@ def _mixed(features: jax.Array, partners: jax.Array, shares: jax.Array) -> jax.A
 
 
 def make_frugal_step(
-    model: Any,
+    model: Frugal,
     optimizer: optax.GradientTransformation,
     *,
     meta_weight: float,
     table_rate: float,
     seed: int,
-) -> Callable[[TrainState, FrugalBatch, Any], tuple[TrainState, dict[str, jax.Array]]]:
+) -> Step:
     """The step as a jitted function of (state, batch, factor) that donates the state.
 
     Args:
-      model: a ``models.frugal.Frugal``.
-      optimizer: of `trained` parameters, at its peak rates.
+      model: the model.
+      optimizer: of the parameters, at its peak rates.
       meta_weight: weight of the clusters' loss.
       table_rate: peak learning rate of the free weights.
       seed: of the dropout masks, which are a function of (seed, step).
@@ -147,8 +141,8 @@ def make_frugal_step(
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         rows = None
         if batch.free_weights is not None:
-            rows = label_pool.gather_rows(state.table, batch.pool_ids)  # [P, D]
-        params, moving = trained(state.params), state.params["moving"]
+            rows = label_pool.gather_rows(state.tables[TABLE].values, batch.pool_ids)  # [P, D]
+        moving = state.model_state["moving"]
 
         def loss_of(params: Any, rows: Any) -> tuple[jax.Array, Any]:
             whole = {**params, "moving": moving}
@@ -156,21 +150,19 @@ def make_frugal_step(
 
         (_, (parts, moved)), (gradients, row_gradients) = jax.value_and_grad(
             loss_of, argnums=(0, 1), has_aux=True
-        )(params, rows)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, params)
-        params = optax.apply_updates(params, jax.tree.map(lambda u: factor * u, updates))
-        table, table_state = state.table, state.table_state
+        )(state.params, rows)
+        of_tables = {}
         if rows is not None:
-            table, table_state = row_adam.update(
-                table,
-                table_state,
-                batch.pool_ids,
-                row_gradients,
-                learning_rate=table_rate * factor,
-            )
-        parts["gradient_norm"] = optax.tree.norm(gradients)
-        fixed = {"moving": moved, "phase": state.params["phase"]}
-        new = TrainState(state.step + 1, {**params, **fixed}, opt_state, table, table_state)
-        return new, parts
+            of_tables[TABLE] = TableGradients(batch.pool_ids, row_gradients)
+        state, norm = apply_gradients(
+            state,
+            optimizer,
+            gradients,
+            of_tables,
+            factor=factor,
+            table_rate=table_rate,
+            model_state={**state.model_state, "moving": moved},
+        )
+        return state, {**parts, "gradient_norm": norm}
 
     return jax.jit(step, donate_argnums=0, compiler_options=xla.compiler_options())

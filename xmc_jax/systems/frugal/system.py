@@ -1,278 +1,250 @@
-"""What is particular to the frugal family in a run: features, phases, shortlists, ranking."""
+"""The frugal classifiers: label clusters and a meta-classifier, beside one over labels."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import json
-import shutil
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import logging
-from ml_collections import ConfigDict
 
-from xmc_jax.data.batching import batches
+from xmc_jax.contracts import Points, Stage, Step, Table, Tokens, Trains, TrainState, Weights
 from xmc_jax.data.graph import label_features
 from xmc_jax.data.search import clustering
+from xmc_jax.models.frugal.classifier import Frugal
+from xmc_jax.systems.frugal import mining
+from xmc_jax.systems.frugal.embedder import FrugalEmbedder
+from xmc_jax.systems.frugal.options import FrugalOptions
 from xmc_jax.systems.frugal.ranking import FrugalRanker
-from xmc_jax.systems.frugal.source import FrugalSource, GraphRows
-from xmc_jax.systems.frugal.step import make_frugal_step, trained
-from xmc_jax.tables import label_pool, row_adam
-from xmc_jax.training import refresh, stages
-from xmc_jax.training.state import TrainState, make_optimizer
-from xmc_jax.training.training_data import TrainingData
-from xmc_jax.training.workdir import write_json
+from xmc_jax.systems.frugal.source import GraphRows, make_source
+from xmc_jax.systems.frugal.step import TABLE, make_frugal_step
+from xmc_jax.tables import label_pool
+from xmc_jax.training.source import BatchSource
+from xmc_jax.training.state import make_optimizer, new_state, zeroed
 
-if TYPE_CHECKING:
-    from xmc_jax.training.loop import Run
-
-FOLDER = "features"
 ENCODER = ("tokens", "queries")  # parameters that have the encoder's learning rate
 
 
-@dataclasses.dataclass(frozen=True)
 class FrugalSystem:
-    """Label clusters and a meta-classifier over them, beside the classifier over labels.
+    """See `xmc_jax.contracts.System`."""
 
-    The methods are those of `xmc_jax.systems.unidec.system.DualSystem`.
+    def __init__(
+        self, options: FrugalOptions, model: Frugal, graph: GraphRows | None = None
+    ) -> None:
+        """Join the parts.
 
-    Attributes:
-      graph: rows of the label graph where the model has that part.
-      cluster_weight: of the clusters' log-probabilities in the ranking.
-    """
-
-    graph: GraphRows | None = None
-    cluster_weight: float = 1.0
-
-    def optimizer(self, config: ConfigDict) -> optax.GradientTransformation:
-        """Of the trained parameters, at its peak rates."""
-        return make_optimizer(
-            encoder_rate=config.lr.encoder,
-            head_rate=config.lr.heads,
-            weight_decay=config.lr.weight_decay,
-            clip_norm=config.lr.clip_norm,
-            encoder_names=ENCODER,
+        Args:
+          options: of the run.
+          model: the model.
+          graph: rows of the label graph where the model has that part.
+        """
+        self.options, self.model, self.graph = options, model, graph
+        self.optimizer: optax.GradientTransformation = make_optimizer(
+            options.lr, encoder_names=ENCODER
         )
+        self.embedder = FrugalEmbedder(model, row_length=options.row_length)
 
-    def make_step(
-        self, run: Run, optimizer: optax.GradientTransformation
-    ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-        """The jitted step, a function of (state, batch, factor) that donates the state."""
-        config = run.config
-        return make_frugal_step(
-            run.model,
-            optimizer,
-            meta_weight=config.meta_weight,
-            table_rate=config.lr.table,
-            seed=config.seed,
-        )
+    @property
+    def dim(self) -> int:
+        """Size D of features and label vectors."""
+        return self.model.dim
 
-    def source(self, config: ConfigDict, model: Any, data: TrainingData) -> FrugalSource:
+    def read(self, tokens: Tokens, *, keep: bool = True) -> Tokens:
+        """Token ids as they are."""
+        del keep
+        return tokens
+
+    def source(self, data: Points) -> BatchSource:
         """Makes the batches.
 
         Raises:
           ValueError: the pool is smaller than the batch.
         """
-        return FrugalSource(
-            config,
+        return make_source(
+            self.options,
             data,
-            model.queries.max_segments,
-            num_clusters=model.num_clusters,
-            label_text=model.label_text,
+            self.model.queries.max_segments,
+            num_clusters=self.model.num_clusters,
+            label_text=self.model.label_text,
             graph=self.graph,
         )
 
-    def parameter_shapes(self, model: Any, num_labels: int) -> Any:
-        """Shapes and types of the parameters as a checkpoint holds them."""
-        idf = np.zeros(model.queries.vocab_size, np.float32)
-        params = jax.eval_shape(lambda: model.init(jax.random.key(0), idf))
-        facts = {
+    def weight_shapes(self, num_labels: int) -> Weights:
+        """Shapes and types of what a checkpoint holds."""
+        idf = np.zeros(self.model.queries.vocab_size, np.float32)
+        params = dict(jax.eval_shape(lambda: self.model.init(jax.random.key(0), idf)))
+        phase = {
             "label_clusters": jax.ShapeDtypeStruct((num_labels,), np.int32),
             "free_weights": jax.ShapeDtypeStruct((), np.bool_),
         }
-        return {**params, "phase": facts, "offset": jax.ShapeDtypeStruct((), np.float32)}
-
-    def initial_state(
-        self, run: Run, params: Any, optimizer: optax.GradientTransformation, *, table: bool
-    ) -> TrainState:
-        """Step 0, in the first phase. ``table=False``: no clusters yet, free weights at zero."""
-        config, phase = run.config, stages.of(run.config)[0]
-        params = {**params, "offset": jnp.float32(config.offset)}
-        # A step donates the state, in which no array may stand twice.
-        params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
-        if table:
-            params = self._with_phase(run, params, phase)
-        else:
-            clusters = jnp.zeros(run.data.num_labels, jnp.int32)
-            facts = {"label_clusters": clusters, "free_weights": jnp.array(phase.free_weights)}
-            params = {**params, "phase": facts}
-        rows = None
-        if config.classifier:
-            rows = jnp.zeros((run.data.num_labels, run.model.dim), jnp.float32)
-            if table and phase.free_weights:
-                rows = self._first_rows(run, params)
-            rows = label_pool.to_storage(rows, config.table.dtype)
-        return TrainState(
-            step=jnp.zeros((), jnp.int32),
-            params=params,
-            opt_state=optimizer.init(trained(params)),
-            table=rows,
-            table_state=None if rows is None else row_adam.init(rows),
+        state = {"moving": params.pop("moving"), "phase": phase}
+        params["offset"] = jax.ShapeDtypeStruct((), np.float32)
+        zeros = lambda: label_pool.to_storage(
+            jnp.zeros((num_labels, self.dim)), self.options.table.dtype
         )
+        tables = {TABLE: jax.eval_shape(zeros)} if self.options.classifier else {}
+        return Weights(params, state, tables)
 
-    def begin_phase(
-        self, run: Run, state: TrainState, optimizer: optax.GradientTransformation, epoch: int
+    def first_state(self, data: Points, weights: Weights, *, measure: bool = False) -> TrainState:
+        """Step 0, in the first phase. ``measure``: no clusters yet, free weights at zero."""
+        options, stage = self.options, self._first_stage()
+        params = {**weights.params, "offset": jnp.float32(options.offset)}
+        # A step donates the state, in which no array may stand twice.
+        params, moving = jax.tree.map(
+            lambda x: jnp.array(x, copy=True), (params, weights.model_state["moving"])
+        )
+        weights = Weights(params, {"moving": moving}, {})
+        if measure:
+            clusters = jnp.zeros(data.num_labels, jnp.int32)
+            phase = {
+                "label_clusters": clusters,
+                "free_weights": jnp.array(stage.options["free_weights"]),
+            }
+        else:
+            phase = self._phase(data, weights, stage)
+        state = {"moving": moving, "phase": phase}
+        if not options.classifier:
+            return new_state(params, self.optimizer, model_state=state)
+        rows = jnp.zeros((data.num_labels, self.dim), jnp.float32)
+        if stage.options["free_weights"] and not measure:
+            rows = self._first_rows(data, weights)
+        table = label_pool.to_storage(rows, options.table.dtype)
+        return new_state(params, self.optimizer, {TABLE: table}, model_state=state)
+
+    def begin_stage(
+        self, data: Points, state: TrainState, stage: Stage, before: tuple[Stage, ...]
     ) -> TrainState:
-        """The state with which the phase that begins at ``epoch`` begins (appendix A.4).
+        """The state with which a later phase begins (appendix A.4).
 
         Labels are clustered anew, the meta-classifier and all moments start anew, and free weights
-        that were off start from the label texts. A function of the state, the configuration and
-        the epoch alone. The old moments are donated.
+        that were off start from the label texts. A function of the state, the options and the
+        stage alone. The old moments are donated.
         """
-        phase = stages.at(run.config, epoch)
-        key = jax.random.fold_in(jax.random.key(run.config.seed), epoch)
-        params = {**state.params, "meta": run.model.init_meta(key)}
-        table = state.table
-        if phase.free_weights and not stages.at(run.config, epoch - 1).free_weights:
-            rows = self._first_rows(run, params)
-            table = label_pool.to_storage(rows, run.config.table.dtype)
-        params = self._with_phase(run, params, phase)
+        key = jax.random.fold_in(jax.random.key(self.options.seed), stage.first)
+        params = {**state.params, "meta": self.model.init_meta(key)}
+        weights = state.weights._replace(params=params)
+        tables = dict(state.tables)
+        if TABLE in tables:
+            values = tables[TABLE].values
+            if stage.options["free_weights"] and not before[-1].options["free_weights"]:
+                rows = self._first_rows(data, weights)
+                values = label_pool.to_storage(rows, self.options.table.dtype)
+            tables[TABLE] = Table(values, zeroed(tables[TABLE].state))
+        phase = self._phase(data, weights, stage)
         return TrainState(
             step=state.step,
             params=params,
-            opt_state=optimizer.init(trained(params)),
-            table=table,
-            table_state=None if table is None else _zeroed(state.table_state),
+            model_state={**state.model_state, "phase": phase},
+            opt_state=self.optimizer.init(params),
+            tables=tables,
         )
 
-    def _first_rows(self, run: Run, params: Any) -> jax.Array:
-        """Free weights at their start: the label texts' z1, scaled, or noise."""
-        config = run.config
-        if config.table.init == "labels":
-            return config.table.scale * run.embedder.texts(params, run.data.label_tokens)
-        key = jax.random.fold_in(jax.random.key(config.seed), 1)
-        shape = (run.data.num_labels, run.model.dim)
-        return config.table.scale * jax.random.normal(key, shape, jnp.float32)
+    def _first_stage(self) -> Stage:
+        _, free_weights, clusters = self.options.phases[0]
+        return Stage(0, 1, "all", {"free_weights": free_weights, "clusters": clusters})
 
-    def _with_phase(self, run: Run, params: Any, phase: stages.Phase) -> Any:
-        """Parameters with the clusters of a phase that begins."""
+    def _first_rows(self, data: Points, weights: Weights) -> Any:
+        """Free weights at their start: the label texts' z1, scaled, or noise."""
+        options = self.options
+        if options.table.init == "labels":
+            return options.table.scale * self.embedder.texts(weights, data.label_tokens)
+        key = jax.random.fold_in(jax.random.key(options.seed), 1)
+        shape = (data.num_labels, self.dim)
+        return options.table.scale * jax.random.normal(key, shape, jnp.float32)
+
+    def _phase(self, data: Points, weights: Weights, stage: Stage) -> dict[str, jax.Array]:
+        """What a phase that begins fixes: the labels' clusters, and whether weights are free."""
         started = time.perf_counter()
-        data, config = run.data, run.config
-        if phase.clusters == "text":
-            vectors = run.embedder.texts(params, data.label_tokens)
+        if stage.options["clusters"] == "text":
+            vectors = self.embedder.texts(weights, data.label_tokens)
         else:
-            original = data.labels[: data.first_text_row]  # without label texts as points
-            idf = np.asarray(params["moving"]["idf"])
             vectors = label_features.pifa_vectors(
-                data.train_tokens, data.label_tokens, original, idf, seed=config.seed
+                data.train_tokens,
+                data.label_tokens,
+                data.labels[: data.first_text_row],  # without label texts as points
+                np.asarray(weights.model_state["moving"]["idf"]),
+                seed=self.options.seed,
             )
-        levels = run.model.num_clusters.bit_length() - 1
+        levels = self.model.num_clusters.bit_length() - 1
         order, offsets = clustering.balanced_clusters(
-            vectors, levels, seed=config.seed + 7919 * phase.first
+            vectors, levels, seed=self.options.seed + 7919 * stage.first
         )
         clusters = np.empty(data.num_labels, np.int32)
         clusters[order] = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
         logging.info(
             "%d label clusters by %s (%.1f s)",
             len(offsets) - 1,
-            phase.clusters,
+            stage.options["clusters"],
             time.perf_counter() - started,
         )
-        free_weights = jnp.array(phase.free_weights)
-        facts = {"label_clusters": jnp.asarray(clusters), "free_weights": free_weights}
-        return {**params, "phase": facts}
+        free_weights = jnp.array(stage.options["free_weights"])
+        return {"label_clusters": jnp.asarray(clusters), "free_weights": free_weights}
 
-    def refresh(self, run: Run, state: TrainState, epoch: int) -> refresh.Refresh:
-        """The labels' clusters, and a shortlist of hard negatives from the best of them."""
-        make = lambda folder: refresh.make(folder, epoch, run, state.params)
-        return refresh.write(run.folder, epoch, make)
-
-    def ranker(
-        self, embedder: Any, params: Any, table: Any, label_tokens: Any, **options: Any
-    ) -> FrugalRanker:
-        """The model's ranker; options are those of `FrugalRanker`."""
-        options["cluster_weight"] = self.cluster_weight
-        return FrugalRanker(embedder, params, table, label_tokens, self.graph, **options)
-
-    def resized(self, run: Run, config: ConfigDict) -> Run:
-        """The run with another batch, pool or table.
+    def make_step(self, trains: Trains) -> Step:
+        """The jitted step, a function of (state, batch, factor) that donates the state.
 
         Raises:
-          ValueError: the pool cannot hold a batch.
+          ValueError: a stage that trains a part alone.
         """
-        source = self.source(config, run.model, run.data)
-        return dataclasses.replace(run, config=config, source=source)
-
-
-@functools.partial(jax.jit, donate_argnums=0, keep_unused=True)  # an unused one is not donated
-def _zeroed(moments: row_adam.RowAdamState) -> row_adam.RowAdamState:
-    """Moments of zero in the place of old ones, for a second pair may be gigabytes."""
-    return jax.tree.map(jnp.zeros_like, moments)
-
-
-def num_clusters(num_labels: int, size: int) -> int:
-    """C: the power of two that makes clusters of about ``size`` labels."""
-    return 2 ** batches.cluster_levels(num_labels, size)
-
-
-def graph_rows(folder: Path, config: ConfigDict, data: TrainingData, idf: np.ndarray) -> GraphRows:
-    """Rows of the label graph, read from a work directory or made and written there."""
-    if not (folder / FOLDER / "info.json").exists():
-        started = time.perf_counter()
-        original = data.labels[: data.first_text_row]
-        graph = label_features.neighbour_graph(
-            original, neighbours=config.graph.neighbours, seed=config.seed
+        if trains != "all":
+            raise ValueError(f"a stage that trains {trains!r}: phases train all there is.")
+        return make_frugal_step(
+            self.model,
+            self.optimizer,
+            meta_weight=self.options.meta_weight,
+            table_rate=self.options.lr.table,
+            seed=self.options.seed,
         )
-        blocks = label_features.graph_rows(
-            graph,
-            data.label_tokens,
-            idf,
-            tokens=config.graph.tokens,
-            degree=config.graph.degree,
+
+    def write_refresh(
+        self, folder: Path, epoch: int, data: Points, state: TrainState
+    ) -> dict[str, Any]:
+        """The labels' clusters, and a shortlist of hard negatives from the best of them."""
+        return mining.write(folder, epoch, self.options, data, self.embedder, state.weights)
+
+    def ranker(
+        self,
+        weights: Weights,
+        label_tokens: Tokens,
+        *,
+        bonus: np.ndarray | None = None,
+        kind: str = "exact",
+        seed: int = 0,
+        keep_indexes: bool = False,
+    ) -> FrugalRanker:
+        """See `FrugalRanker`, which allows no labels but those that were trained."""
+        return FrugalRanker(
+            self.embedder,
+            weights,
+            label_tokens,
+            self.graph,
+            cluster_weight=self.options.clusters.weight,
+            bonus=bonus,
+            kind=kind,
+            seed=seed,
+            keep_indexes=keep_indexes,
         )
-        _write_rows(folder, blocks, (data.num_labels, config.graph.tokens))
-        logging.info(
-            "label graph of %.1f neighbours a label (%.1f s)",
-            graph.nnz / max(1, data.num_labels),
-            time.perf_counter() - started,
-        )
-    return load_graph_rows(folder)
 
+    def embed_some(self, weights: Weights, tokens: Tokens, rows: np.ndarray) -> None:
+        """Features of some texts."""
+        self.embedder.both(weights, tokens, rows)
 
-def load_graph_rows(folder: Path) -> GraphRows:
-    """Rows of the label graph of a work directory, memory-mapped."""
-    info = json.loads((folder / FOLDER / "info.json").read_text())
-    read = lambda name, dtype: np.memmap(
-        folder / FOLDER / name, dtype, mode="r", shape=tuple(info["shape"])
-    )
-    return GraphRows(read("graph_ids.bin", "<i4"), read("graph_weights.bin", "<f4"))
+    def vector_bytes(self, data: Points, evaluated: int, *, mined: bool) -> int:
+        """Queries and labels of a refresh, or features and vectors of an evaluation."""
+        row = 4 * self.dim
+        refresh = (len(data.rows) + data.num_labels) * row if mined else 0
+        copies = 4 if self.options.classifier else 1
+        return max(refresh, (data.num_labels + evaluated) * copies * row)
 
+    def searched_bytes(self, data: Points, evaluated: int) -> int:
+        """None: the ranking is on the host."""
+        del data, evaluated
+        return 0
 
-def _write_rows(folder: Path, blocks: Iterator[Any], shape: tuple[int, int]) -> None:
-    """Stream blocks into ``features/``, under a temporary name first."""
-    target, temporary = folder / FOLDER, folder / f"{FOLDER}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir()
-        with (
-            open(temporary / "graph_ids.bin", "wb") as ids_file,
-            open(temporary / "graph_weights.bin", "wb") as weights_file,
-        ):
-            for ids, weights in blocks:
-                ids_file.write(np.ascontiguousarray(ids, "<i4"))
-                weights_file.write(np.ascontiguousarray(weights, "<f4"))
-        write_json(temporary / "info.json", {"shape": shape})
-        temporary.rename(target)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise OSError(
-            f"{target}: the label features could not be written ({error.strerror or error}). Free "
-            "some space, then run the same command again."
-        ) from error
+    def resized(self, options: FrugalOptions) -> FrugalSystem:
+        """The system with another batch, pool or table."""
+        return FrugalSystem(options, self.model, self.graph)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from xmc_jax.data.search.exact_search import exact_search
+from xmc_jax.training.options import GandalfOptions
 
 MIXED = ("mixup", "label_mixup")
 VARIANTS = (*MIXED, "synonyms")  # of config.gandalf.variant, beside Gandalf's own
@@ -20,11 +20,9 @@ REPLACED = 0.1  # share of tokens that are replaced [ours]
 NEIGHBOURS = 5  # a token is replaced by one of so many [ours]
 
 
-def variant(config: ConfigDict) -> str | None:
+def variant(options: GandalfOptions) -> str | None:
     """Which of them a configuration asks for."""
-    options = config.get("gandalf")
-    on = options is not None and options.enabled and options.variant in VARIANTS
-    return options.variant if on else None
+    return options.variant if options.enabled and options.variant in VARIANTS else None
 
 
 class Mix(NamedTuple):
@@ -118,26 +116,26 @@ def label_mixup(
     return mix, columns
 
 
-def synonyms(table: np.ndarray, there: np.ndarray) -> np.ndarray:
+def synonyms(table: np.ndarray, occurs: np.ndarray) -> np.ndarray:
     """The nearest tokens of every token by the cosine of their vectors.
 
     The thesis takes similarity from BERT; this is the encoder's own token table.
 
     Args:
       table: ``[V, D]`` float32.
-      there: ``[V]`` bool, tokens that occur; others are nobody's neighbours and have none.
+      occurs: ``[V]`` bool, tokens that occur; others are nobody's neighbours and have none.
 
     Returns:
       ``[V, NEIGHBOURS]`` int32; the token itself where it has fewer.
     """
-    known = np.flatnonzero(there)
+    known = np.flatnonzero(occurs)
     vectors = table[known]
     vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    _, found = exact_search(vectors, vectors, NEIGHBOURS + 1)
-    itself = found == np.arange(len(known))[:, None]
+    _, nearest = exact_search(vectors, vectors, NEIGHBOURS + 1)
+    itself = nearest == np.arange(len(known))[:, None]
     last = ~itself.any(axis=1)  # many equal vectors
     itself[last, -1] = True
-    others = found[~itself].reshape(len(known), NEIGHBOURS)
+    others = nearest[~itself].reshape(len(known), NEIGHBOURS)
     near = np.repeat(np.arange(len(table), dtype=np.int32)[:, None], NEIGHBOURS, axis=1)
     near[known] = np.where(others >= 0, known[others], near[known])
     return near

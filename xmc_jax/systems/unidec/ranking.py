@@ -1,56 +1,126 @@
-"""Rankers: how a trained model ranks all labels for a text; evaluation and prediction ask them."""
+"""How UniDEC and DePSL rank: inner products of unit vectors, by an index of the label vectors."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import dataclasses
+from typing import Any
 
+import jax
 import numpy as np
+from absl import logging
 
+from xmc_jax.contracts import Tokens
 from xmc_jax.data.search import index as indexes
-from xmc_jax.systems.embedding import Embedder
-from xmc_jax.training import evaluation
-from xmc_jax.training.refresh import choose_index
+from xmc_jax.systems.unidec.embedder import Embedder
+from xmc_jax.tables import label_pool
+
+HEADS = ("concat", "de", "clf")
+SCORED_NUMBERS = 1 << 24  # of gathered label vectors, held at once
 
 
-class Ranker(Protocol):
-    """What evaluation and prediction need of a trained model.
+@dataclasses.dataclass(frozen=True)
+class LabelVectors:
+    """Both heads' label vectors, unit rows.
 
     Attributes:
-      heads: names of its scores, the one to be chosen by first.
-      num_labels: L.
+      de: ``[L, d]`` Phi_D(z_l).
+      clf: ``[L, d]`` N(Psi_l), or None for a dual encoder alone.
     """
 
-    heads: tuple[str, ...]
-    num_labels: int
+    de: np.ndarray
+    clf: np.ndarray | None
 
-    def label_vectors(self, head: str) -> np.ndarray:
-        """Vectors of the labels, ``[L, w]``."""
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Heads there are, the one to be chosen by first."""
+        return HEADS if self.clf is not None else ("de",)
 
-    def query_vectors(self, tokens: Any, rows: np.ndarray | None, head: str) -> np.ndarray:
-        """Vectors of texts (default all of the store), ``[n, v]``, which `search` takes."""
+    def of(self, head: str) -> np.ndarray:
+        """Vectors that a head's index holds; concat = [de, clf] (preprint 3.3)."""
+        return _join(head, self.de, self.clf)
 
-    def search(self, queries: np.ndarray, head: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k labels of highest score: scores ``[n, k]``, descending, and ids (-1 = none)."""
+    def parts(self, head: str) -> list[np.ndarray]:
+        """The arrays of which `of` is made, side by side."""
+        if head == "concat" and self.clf is not None:
+            return [self.de, self.clf]
+        return [self.of(head)]
 
-    def memory(self, num_queries: int) -> str:
-        """What exact search holds, in words."""
 
-
-def tail_bonus(weight: float, inverse_propensity: np.ndarray) -> np.ndarray | None:
-    """Returns ``t ln w_l``, which labels' scores get to rank rare labels higher; None for t = 0.
-
-    For a frugal classifier, whose score is ``ln p``, t = 1 ranks by ``p w_l``, the label's
-    share of the expected PSP@k (Jain et al., KDD 2016); of cosines, t is in units of cosine. Below
-    0, frequent labels are ranked higher.
+def label_vectors(
+    embedder: Embedder, params: Any, table: Any, label_tokens: Tokens, num_labels: int | None = None
+) -> LabelVectors:
+    """Embed all label texts and normalise the classifier table.
 
     Args:
-      weight: ``t``.
-      inverse_propensity: ``w_l``, ``[L]``.
-
-    Returns:
-      ``[L]`` float32, or None.
+      embedder: of the model.
+      params: its parameters.
+      table: ``[L, d]`` as stored in the train state, or None.
+      label_tokens: token store of the label texts.
+      num_labels: unused rows past it are left out.
     """
-    return (weight * np.log(inverse_propensity)).astype(np.float32) if weight else None
+    de = embedder.de(params, label_tokens, side="label")
+    clf = None
+    if table is not None:
+        clf = unit_rows(np.asarray(label_pool.from_storage(table))[:num_labels])
+    return LabelVectors(de, clf)
+
+
+def query_vectors(
+    embedder: Embedder, params: Any, tokens: Tokens, rows: np.ndarray | None, head: str
+) -> np.ndarray:
+    """Query vectors of a head, to be searched against ``LabelVectors.of(head)``."""
+    if head == "de":
+        return embedder.de(params, tokens, rows)
+    de, clf = embedder.both(params, tokens, rows)
+    return _join(head, de, unit_rows(clf))
+
+
+def unit_rows(x: np.ndarray) -> np.ndarray:
+    """Unit rows; a zero row stays zero."""
+    x = np.asarray(x, np.float32)
+    norm = np.linalg.norm(x, axis=1, keepdims=True)
+    return x / np.where(norm > 0, norm, 1.0)
+
+
+def _join(head: str, de: np.ndarray, clf: np.ndarray | None) -> np.ndarray:
+    if head not in HEADS:
+        raise ValueError(f"head {head!r}: expected one of {HEADS}.")
+    if head == "de":
+        return de
+    if clf is None:
+        raise ValueError(f"head {head!r}: this run has no classifier, only the head 'de'.")
+    return clf if head == "clf" else np.concatenate([de, clf], axis=1)
+
+
+def choose_index(kind: str, num_queries: int, num_labels: int, dim: int) -> str:
+    """Resolve ``auto`` and say what was chosen."""
+    if kind != "auto":
+        return kind
+    accelerator = jax.default_backend() != "cpu"
+    kind, seconds = indexes.choose(num_queries, num_labels, dim, accelerator=accelerator)
+    logging.info(
+        "index: %s for %d queries x %d labels x %d, about %.0f s",
+        kind,
+        num_queries,
+        num_labels,
+        dim,
+        seconds,
+    )
+    return kind
+
+
+def exact_search_cost(labels: LabelVectors, num_queries: int) -> str:
+    """What exact search of the widest head holds, and where it takes minutes how many."""
+    d = (1 if labels.clf is None else 2) * labels.de.shape[1]
+    size = 4 * d * (len(labels.de) + num_queries) / 2**30
+    accelerator = jax.default_backend() != "cpu"
+    work = num_queries, len(labels.de), 2 * d if labels.clf is not None else d  # three heads or one
+    seconds = indexes.exact_seconds(*work, accelerator=accelerator)
+    return (
+        f"exact search over {len(labels.de):,} labels x {d}: {size:.2f} GiB of vectors, and "
+        "about 60 MB a core (128 MB on an accelerator) for blocks of scores"
+        + (f"; about {seconds / 60:.0f} minutes" if seconds > 60 else "")
+    )
 
 
 class DualRanker:
@@ -61,12 +131,13 @@ class DualRanker:
         embedder: Embedder,
         params: Any,
         table: Any,
-        label_tokens: Any,
+        label_tokens: Tokens,
         *,
         bonus: np.ndarray | None = None,
         kind: str = "exact",
         seed: int = 0,
         keep_indexes: bool = False,
+        why_not: str = "the run has no classifier",
     ) -> None:
         """Embed the labels; an index is built when a head is first searched.
 
@@ -75,10 +146,11 @@ class DualRanker:
           params: its parameters.
           table: ``[L, d]`` as stored in the train state, or None.
           label_tokens: token store of the label texts.
-          bonus: ``[L]``, what every head's scores of a label get (`tail_bonus`), or None.
+          bonus: ``[L]``, what every head's scores of a label get for being rare, or None.
           kind: index: exact, hnsw, ivf or auto.
           seed: of the index.
           keep_indexes: keep every head's index, not the last one alone.
+          why_not: why there is no other head, where there is no table.
 
         Raises:
           ValueError: a bonus, and an index that is not exact.
@@ -88,17 +160,18 @@ class DualRanker:
         self._bonus = bonus
         self._embedder, self._params = embedder, params
         self._kind, self._seed, self._keep = kind, seed, keep_indexes
-        self._labels = evaluation.label_vectors(embedder, params, table, label_tokens)
+        self._labels = label_vectors(embedder, params, table, label_tokens)
         self._indexes: dict[str, indexes.Index] = {}
         self.heads, self.num_labels = self._labels.heads, len(self._labels.de)
+        self._why_not = why_not
 
     def label_vectors(self, head: str) -> np.ndarray:
         """Unit vectors of a head; concat: both side by side."""
         return self._labels.of(head)
 
-    def query_vectors(self, tokens: Any, rows: np.ndarray | None, head: str) -> np.ndarray:
+    def query_vectors(self, tokens: Tokens, rows: np.ndarray | None, head: str) -> np.ndarray:
         """Unit vectors, to be multiplied with `label_vectors`."""
-        return evaluation.query_vectors(self._embedder, self._params, tokens, rows, head)
+        return query_vectors(self._embedder, self._params, tokens, rows, head)
 
     def search(self, queries: np.ndarray, head: str, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Scores and ids by the index of the head."""
@@ -114,6 +187,26 @@ class DualRanker:
             )
         return self._indexes[head].search(queries, min(k, self.num_labels))
 
-    def memory(self, num_queries: int) -> str:
+    def search_cost(self, num_queries: int) -> str:
         """What exact search of the widest head holds."""
-        return evaluation.exact_search_memory(self._labels, num_queries)
+        return exact_search_cost(self._labels, num_queries)
+
+    def score(self, queries: np.ndarray, head: str, ids: np.ndarray) -> np.ndarray:
+        """Inner products with chosen labels, and their bonus; -1 has -inf."""
+        scores = np.full(ids.shape, -np.inf, np.float32)
+        step = max(1, SCORED_NUMBERS // max(1, ids.shape[1] * queries.shape[1]))
+        for start in range(0, len(ids), step):
+            some, block = ids[start : start + step], queries[start : start + step]
+            products, first = np.zeros(some.shape, np.float32), 0
+            for vectors in self._labels.parts(head):  # never side by side: they may be gigabytes
+                columns = block[:, first : first + vectors.shape[1]]
+                products += np.einsum("nd,nmd->nm", columns, vectors[some])
+                first += vectors.shape[1]
+            if self._bonus is not None:
+                products += self._bonus[some]
+            scores[start : start + step] = np.where(some >= 0, products, -np.inf)
+        return scores
+
+    def why_not(self, head: str) -> str:
+        """Why a head is not among ``heads``."""
+        return self._why_not

@@ -1,0 +1,76 @@
+"""Rows of the label graph, kept in a work directory: ``features/``."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from xmc_jax import files
+from xmc_jax.data.graph import label_features
+from xmc_jax.systems.frugal.options import FrugalOptions
+from xmc_jax.systems.frugal.source import GraphRows
+from xmc_jax.training.training_data import TrainingData
+
+FOLDER = "features"
+
+
+def kept_rows(
+    folder: Path, options: FrugalOptions, data: TrainingData, idf: np.ndarray
+) -> GraphRows:
+    """Rows of the label graph, read from a work directory or made and written there."""
+    if not (folder / FOLDER / "info.json").exists():
+        started = time.perf_counter()
+        graph = label_features.neighbour_graph(
+            data.original_labels, neighbours=options.graph.neighbours, seed=options.seed
+        )
+        blocks = label_features.neighbour_rows(
+            graph,
+            data.label_tokens,
+            idf,
+            tokens=options.graph.tokens,
+            degree=options.graph.degree,
+        )
+        _write_rows(folder / FOLDER, blocks, (data.num_labels, options.graph.tokens))
+        logging.info(
+            "label graph of %.1f neighbours a label (%.1f s)",
+            graph.nnz / max(1, data.num_labels),
+            time.perf_counter() - started,
+        )
+    return load_rows(folder)
+
+
+def load_rows(folder: Path) -> GraphRows:
+    """Rows of the label graph of a work directory, memory-mapped."""
+    info = json.loads((folder / FOLDER / "info.json").read_text())
+    read = lambda name, dtype: np.memmap(
+        folder / FOLDER / name, dtype, mode="r", shape=tuple(info["shape"])
+    )
+    return GraphRows(read("graph_ids.bin", "<i4"), read("graph_weights.bin", "<f4"))
+
+
+def _write_rows(target: Path, blocks: Iterator[Any], shape: tuple[int, int]) -> None:
+    """Stream blocks into a folder that is whole or not there."""
+    try:
+        with (
+            files.replacing_folder(target) as folder,
+            open(folder / "graph_ids.bin", "wb") as ids_file,
+            open(folder / "graph_weights.bin", "wb") as weights_file,
+        ):
+            for ids, weights in blocks:
+                ids_file.write(np.ascontiguousarray(ids, "<i4"))
+                weights_file.write(np.ascontiguousarray(weights, "<f4"))
+            files.write_json(folder / "info.json", {"shape": shape})
+            # Closed before the folder is renamed: the last bytes may be what fills the disk.
+            ids_file.close()
+            weights_file.close()
+    except OSError as error:
+        raise OSError(
+            f"{target}: the label features could not be written ({error.strerror or error}). Free "
+            "some space, then run the same command again."
+        ) from error

@@ -1,0 +1,35 @@
+"""What work directories of earlier versions lack, filled in once when they are opened."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+FORMAT = 2  # of meta.json
+
+
+def upgrade(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """``meta.json`` as this version writes it.
+
+    Format 1 (none is written there) lacks what came later: the family, which was UniDEC's, the tail
+    weight, and the weight of the clusters in a frugal ranking, which was the papers' product.
+
+    Raises:
+      ValueError: a later format than this version knows.
+    """
+    found = meta.get("format", 1)
+    if found > FORMAT:
+        raise ValueError(
+            f"meta.json has format {found}, this version knows {FORMAT}: it was written by a later "
+            "version of xmc_jax. Install that one to open it."
+        )
+    upgraded = copy.deepcopy(dict(meta))
+    if found < FORMAT:
+        resolved = upgraded["resolved"]
+        resolved.setdefault("family", "unidec")
+        resolved.setdefault("tail_weight", 0.0)
+        if "clusters" in resolved:
+            resolved["clusters"].setdefault("weight", 1.0)
+        upgraded["format"] = FORMAT
+    return upgraded
