@@ -14,6 +14,7 @@ import dataclasses
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from experiments import ledger, pictures, tables
@@ -105,6 +106,12 @@ def draw(rows: Sequence[Mapping[str, Any]], dataset: str) -> Any:
     return figure
 
 
+def section(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
+    """The pictures; empty without any."""
+    found = pictures.links(NAME, folder)
+    return "\n\n".join(["### Against steps and the share of labels", *found]) if found else ""
+
+
 def finish(options: argparse.Namespace) -> None:
     """Draws what the ledger holds."""
     try:
@@ -112,7 +119,7 @@ def finish(options: argparse.Namespace) -> None:
     except ValueError as error:
         sys.exit(f"{NAME}: {error}")
     path = pictures.save(drawn, NAME, options.dataset, options.readme)
-    pictures.write_links(NAME, "### Against steps and the share of labels", options.readme)
+    ledger.write_readme(options.ledger, options.readme)
     print(f"picture: {path.name}")
 
 

@@ -1,8 +1,16 @@
-"""The ledger of experiments: rows as JSON lines, rendered into README.md.
+"""The ledger of experiments: rows as JSON lines; README.md is made from them, whole.
 
-A row keeps its whole configuration. A run is there already if a row has the same data set and seed
-and the same value of every field that both configurations have: a row outlives fields that are
-added later, but not a changed default.
+python -m experiments.ledger [--check]
+
+writes README.md anew, or says whether it is what the ledger gives. Scripts that add rows write it
+too. A row of kind ``train`` keeps its whole configuration. A run is there already if a row has the
+same data set and seed and the same value of every field that both configurations have: a row
+outlives fields that are added later, but not a changed default.
+
+A row of kind ``figure`` is anything else that was measured. ``columns`` holds its figures;
+``topic`` and ``table`` (a title) say where README.md shows it; ``name`` is its first cell;
+``command``, ``seed``, ``commit``, ``date``, ``device`` and, where needed, ``note`` say how it was
+made.
 """
 
 from __future__ import annotations
@@ -13,8 +21,8 @@ import datetime
 import json
 import os
 import platform
-import statistics
 import subprocess
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,14 +36,9 @@ ROOT = Path(__file__).parents[1]
 LEDGER = Path(__file__).with_name("ledger.jsonl")
 README = Path(__file__).with_name("README.md")
 COLUMNS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
-FACTS = {  # columns after the metrics, by their names in a row; digits shown
-    "in_batch_positives": ("positives in a batch", 2),
-    "steps": ("steps", 0),
-    "seconds": ("seconds", 0),
-}
 UNIDEC, FRUGAL = "configs/unidec.py", "configs/frugal.py"
 CONFIGS = {UNIDEC: unidec.get_config, FRUGAL: frugal.get_config}
-SHOWN = ("wordnet-mini", "wordnettitles")  # data sets that a table shows, run or not
+SHOWN = ("wordnet-mini", "wordnettitles")  # data sets that a table is for
 NOT_COMPARED = ("data", "seed")  # where the data lies; the seed has a field of its own
 
 
@@ -94,13 +97,14 @@ class Table:
     """A table of runs.
 
     Attributes:
-      name: of the script; the README's markers bear it.
+      name: of the script.
       title: heading in the README.
       rows: its lines.
       heads: which heads are shown.
-      datasets: data sets that are shown, run or not; the first is the script's default.
+      datasets: in the order of the README; the first is the script's default and is shown, run or
+        not, the others where a row of theirs was run.
       columns: metrics.
-      facts: names in ``FACTS``, the columns after the metrics.
+      facts: names in ``render.FACTS``, the columns after the metrics.
     """
 
     name: str
@@ -120,7 +124,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--list", action="store_true", help="say what would be run")
     add("--ledger", type=Path, default=LEDGER, help="JSON lines to read and to add to")
-    add("--readme", type=Path, default=README, help="where the result is shown")
+    add("--readme", type=Path, default=README, help="made anew from the ledger")
     return parser
 
 
@@ -212,11 +216,25 @@ def find(
         if (row["dataset"], row["seed"]) != (dataset, config.seed):
             continue
         have = row["config"]
-        if have.get("family") != wanted.get("family") or set(needed) - have.keys():
+        family = have.get("family", "unidec")  # the only one that was not named, at first
+        if family != wanted.get("family", "unidec") or set(needed) - have.keys():
             continue
         if all(have[name] == wanted[name] for name in have.keys() & wanted.keys()):
             found = row
     return found
+
+
+def earlier(
+    rows: Iterable[Mapping[str, Any]], table: Table, dataset: str, row: Row, seed: int
+) -> Mapping[str, Any] | None:
+    """The newest row that the table's script made under this name, with other settings, or None.
+
+    Settings change; what was measured with the old ones is shown until it is measured again.
+    """
+    wanted = {"kind": "train", "table": table.name, "name": row.name}
+    wanted |= {"dataset": dataset, "seed": seed}
+    same = [r for r in rows if all(r.get(name) == value for name, value in wanted.items())]
+    return same[-1] if same else None
 
 
 def commit() -> str:
@@ -251,97 +269,40 @@ def device() -> str:
     return f"{model}, {os.cpu_count()} cores"
 
 
-def render(table: Table, datasets: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table as Markdown: mean and standard deviation over the seeds that were run.
-
-    Args:
-      table: what to show.
-      datasets: in this order.
-      rows: of the ledger.
-    """
-    columns = [*table.columns, *(FACTS[name][0] for name in table.facts)]
-    lines = [
-        f"### {table.title}",
-        "",
-        f"`python -m experiments.{table.name} --dataset=...`; test rows, filtered, percent.",
-        "",
-        "| data | row | head | " + " | ".join(columns) + " | seeds | device, commit |",
-        "| --- | --- | --- |" + " ---: |" * len(columns) + " --- | --- |",
-    ]
-    for dataset in datasets:
-        for row in table.rows:
-            if row.fits(dataset):
-                lines += _measured(table, dataset, row, rows)
-    for row in table.rows:
-        for published in row.published:
-            for head, values in published.heads.items():
-                cells = ["" if v is None else f"{v:.2f}" for v in values]
-                lines.append(
-                    f"| {published.data} | {row.name} | {head} | {' | '.join(cells)} |"
-                    f"{' |' * (1 + len(table.facts))} published: {published.source} |"
-                )
-    lines += ["", "Rows: " + "; ".join(f"{row.name}: {_settings(row)}" for row in table.rows) + "."]
-    for dataset in datasets:
-        own = [row for row in table.rows if row.by_data.get(dataset) and row.fits(dataset)]
-        if own:
-            settings = (f"{row.name}: `{' '.join(flags(row.by_data[dataset]))}`" for row in own)
-            lines += ["", f"On {dataset} also " + "; ".join(settings) + "."]
-    return "\n".join(lines)
-
-
-def _measured(table: Table, dataset: str, row: Row, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines of a row on a data set, one a head; "not run" where no seed of it is there."""
-    seeds = sorted({r["seed"] for r in rows if r.get("kind") == "train"})
-    found = [measured(rows, dataset, row, seed) for seed in seeds]
-    found = [r for r in found if r is not None]
-    if not found:
-        empty = " |" * (len(table.columns) + len(table.facts) + 1)
-        return [f"| {dataset} | {row.name} | | not run |{empty}"]
-    facts = " | ".join(_fact(name, found) for name in table.facts)
-    where = sorted({f"{r['device']}, {r['commit']}" for r in found})
-    tail = f"{facts} | {', '.join(str(r['seed']) for r in found)} | {'; '.join(where)} |"
-    lines = []
-    for head in row.heads or table.heads:
-        values = [r["metrics"][head] for r in found if head in r["metrics"]]
-        if values:
-            cells = " | ".join(spread([v[name] for v in values]) for name in table.columns)
-            lines.append(f"| {dataset} | {row.name} | {head} | {cells} | {tail}")
-    return lines
-
-
-def _fact(name: str, found: Sequence[Mapping[str, Any]]) -> str:
-    """Mean over the seeds; empty where a row is older than the fact."""
-    values = [r[name] for r in found if r.get(name) is not None]
-    return f"{statistics.mean(values):.{FACTS[name][1]}f}" if values else ""
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean, and the standard deviation where there are several values."""
-    mean = f"{statistics.mean(values):.2f}"
-    return mean if len(values) < 2 else f"{mean} ±{statistics.stdev(values):.2f}"
-
-
 def flags(overrides: Mapping[str, Any]) -> list[str]:
     """Command-line flags of overrides."""
     return [f"--config.{name}={value}" for name, value in overrides.items()]
 
 
-def _settings(row: Row) -> str:
-    named = f"`--config={row.config}:{row.prefix}...`" if row.prefix else ""
-    changed = f"`{' '.join(flags(row.overrides))}`" if row.overrides else "the data set's own"
-    return f"{named} {changed}".strip()
+def readme(source: Path = LEDGER, path: Path = README) -> str:
+    """What the README is to be, with the pictures that lie beside it."""
+    from experiments import render  # imports the scripts, which import this module
+
+    return render.readme(read(source), path.absolute().parent / "figures")
 
 
-def write_section(name: str, text: str, path: Path = README) -> None:
-    """Replaces what stands between a section's markers, or adds the section at the end."""
-    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-    whole = path.read_text() if path.exists() else "# Experiments\n"
-    section = f"{begin}\n{text}\n{end}"
-    if begin in whole and end in whole:
-        before, rest = whole.split(begin, 1)
-        whole = before + section + rest.split(end, 1)[1]
-    else:
-        whole = whole.rstrip("\n") + f"\n\n{section}\n"
+def write_readme(source: Path = LEDGER, path: Path = README) -> None:
+    """Makes the README anew from the ledger."""
+    text = readme(source, path)
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(whole)
+    temporary.write_text(text)
     os.replace(temporary, path)
+
+
+def main() -> None:
+    """Writes the README, or compares it with what the ledger gives."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if it is not so")
+    parser.add_argument("--ledger", type=Path, default=LEDGER, help="JSON lines to read")
+    parser.add_argument("--readme", type=Path, default=README, help="what is written")
+    options = parser.parse_args()
+    if not options.check:
+        write_readme(options.ledger, options.readme)
+    elif not (page := options.readme).exists() or page.read_text() != readme(options.ledger, page):
+        sys.exit(f"{page} is not what the ledger gives: run python -m experiments.ledger")
+
+
+if __name__ == "__main__":
+    main()

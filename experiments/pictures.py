@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from experiments import ledger
 from xmc_jax.training import workdir
 
 COLORS = {False: "gray", True: "C0"}  # without and with Gandalf
@@ -37,16 +36,10 @@ def save(drawn: Any, name: str, dataset: str, readme: Path) -> Path:
     return path
 
 
-def links(name: str, readme: Path) -> list[str]:
-    """Markdown of all pictures of a script."""
-    found = sorted((readme.absolute().parent / "figures").glob(f"{name}-*.png"))
-    return [f"![{path.stem}](figures/{path.name})" for path in found]
-
-
-def write_links(name: str, title: str, readme: Path) -> None:
-    """The section ``<name>_pictures`` of the README: a title and all pictures of a script."""
-    text = "\n\n".join([title, *links(name, readme)])
-    ledger.write_section(f"{name}_pictures", text, readme)
+def links(name: str, folder: Path) -> list[str]:
+    """Markdown of all pictures of a script, which lie in ``folder`` beside the README."""
+    found = sorted(folder.glob(f"{name}-*.png"))
+    return [f"![{path.stem}]({folder.name}/{path.name})" for path in found]
 
 
 def _plain(dataset: str) -> str:

@@ -142,12 +142,11 @@ def _compare(run: Run, params: Any, found: refresh.Refresh) -> dict[str, Any]:
     }
 
 
-def show(found: dict[str, Any], row: dict[str, Any]) -> str:
-    """The result as Markdown."""
+def show(row: dict[str, Any]) -> str:
+    """A row's result as Markdown."""
+    found = row["result"]
     refresh, exact = found["refresh"], found["exact"]
     lines = [
-        "### The size of LF-AmazonTitles-1.3M, on generated data",
-        "",
         f"`{row['command']}`, {row['device']}, commit {row['commit']}, {row['date']}.",
         "",
         f"{found['points']:,} training points with labels, {found['labels']:,} labels, "
@@ -181,6 +180,13 @@ def show(found: dict[str, Any], row: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def section(rows: list[dict[str, Any]]) -> str:
+    """The newest result of each command, for the README."""
+    newest = {row["command"]: row for row in rows if row.get("kind") == NAME}
+    head = "### The size of LF-AmazonTitles-1.3M, on generated data"
+    return "\n\n".join([head, *(show(row) for row in newest.values())])
+
+
 def main() -> None:
     """Measures, prints one JSON line, keeps it."""
     parser = ledger.arguments(__doc__)
@@ -205,7 +211,7 @@ def main() -> None:
     print(json.dumps(found))
     row = {"kind": NAME, "command": command, "commit": commit, "result": found}
     ledger.append(row, options.ledger)
-    ledger.write_section(NAME, show(found, ledger.read(options.ledger)[-1]), options.readme)
+    ledger.write_readme(options.ledger, options.readme)
 
 
 if __name__ == "__main__":

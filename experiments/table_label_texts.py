@@ -97,7 +97,7 @@ def section(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Evaluates, prints the table, keeps it."""
-    run_pair(NAME, "", pair_arguments(__doc__).parse_args(), compare, show, section)
+    run_pair(NAME, "", pair_arguments(__doc__).parse_args(), compare, show)
 
 
 if __name__ == "__main__":

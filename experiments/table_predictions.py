@@ -170,9 +170,7 @@ def pair_arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def run_pair(
-    name: str, flags: str, options: Any, compare: Any, show: Callable, section: Callable
-) -> None:
+def run_pair(name: str, flags: str, options: Any, compare: Any, show: Callable) -> None:
     """Compares both runs, prints the table, keeps it.
 
     Args:
@@ -181,7 +179,6 @@ def run_pair(
       options: parsed flags.
       compare: function of the two work directories and the options to what is kept.
       show: that as Markdown.
-      section: all rows of the ledger as Markdown.
     """
     # Where an absolute path leads is of no interest on another machine.
     names = [p.name if p.is_absolute() else p for p in (options.without, options.gandalf)]
@@ -198,7 +195,7 @@ def run_pair(
     print(show(result))
     row = {"kind": name, "command": command, "commit": ledger.commit(), "result": result}
     ledger.append(row, options.ledger)
-    ledger.write_section(name, section(ledger.read(options.ledger)), options.readme)
+    ledger.write_readme(options.ledger, options.readme)
 
 
 def main() -> None:
@@ -212,7 +209,7 @@ def main() -> None:
     chosen = f" --number={options.number} --seed={options.seed}"
     if options.points:
         chosen = f" --points='{options.points}'"
-    run_pair(NAME, chosen, options, compare, show, section)
+    run_pair(NAME, chosen, options, compare, show)
 
 
 if __name__ == "__main__":

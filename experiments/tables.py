@@ -49,7 +49,7 @@ def main(
     rows = [r for r in table.rows if options.only in r.name and r.fits(options.dataset)]
     done = [_one(table, row, seed, options) for row in rows for seed in seeds]
     if not options.list:
-        _show(table, options)
+        ledger.write_readme(options.ledger, options.readme)
         if finish and all(done):
             finish(options)
     sys.exit(not all(done))
@@ -80,7 +80,7 @@ def _one(table: ledger.Table, row: ledger.Row, seed: int, options: argparse.Name
         **{"commit": commit, "config": ledger.compared(config)},
     }
     ledger.append(made, options.ledger)
-    _show(table, options)
+    ledger.write_readme(options.ledger, options.readme)
     best = found["metrics"][(row.heads or table.heads)[0]]
     values = "  ".join(f"{name} {best[name]:.2f}" for name in table.columns)
     budget = 60 * BUDGET.get(dataset.split(",")[0], 10.0)
@@ -143,18 +143,3 @@ def _results(folder: Path) -> dict[str, Any]:
         "epoch_seconds": round(sum(line["seconds"] for line in epochs), 1),
         "in_batch_positives": round(epochs[-1]["pool"]["in_batch_positives"], 3),
     }
-
-
-def _show(table: ledger.Table, options: argparse.Namespace) -> None:
-    rows = ledger.read(options.ledger)
-    # A row may be another table's too: that alone does not make a data set one of this table's.
-    run = [row["dataset"] for row in rows if row.get("table") == table.name]
-    shown = dict.fromkeys([*table.datasets, *run])
-    names = [name for name in shown if name in table.datasets or _any(table, name, rows)]
-    ledger.write_section(table.name, ledger.render(table, names, rows), options.readme)
-
-
-def _any(table: ledger.Table, dataset: str, rows: list[dict[str, Any]]) -> bool:
-    """Whether any row of the table was run on this data set."""
-    seeds = {row["seed"] for row in rows if row.get("kind") == "train"}
-    return any(ledger.measured(rows, dataset, row, seed) for row in table.rows for seed in seeds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -21,6 +20,7 @@ from experiments import (
     figure_gandalf_share,
     ledger,
     pool_statistics,
+    render,
     synthetic,
     tables,
     untrained,
@@ -103,41 +103,33 @@ def test_an_override_must_name_a_field():
 
 def test_table_shows_mean_and_deviation():
     rows = [made(MASKED, 0, 40.0), made(MASKED, 1, 43.0)]
-    text = ledger.render(TABLE, ["wordnet-mini"], rows)
+    text = render.table_of_runs(TABLE, ["wordnet-mini"], rows)
     lines = [line for line in text.splitlines() if line.startswith("| ")]
+    lines, settings = lines[:5], lines[5:]
     assert all(line.count("|") == lines[0].count("|") for line in lines)
     masked, missing, published = lines[2:]
     deviation = statistics.stdev([40.0, 43.0])
     assert masked.startswith(f"| wordnet-mini | masked | concat | 41.50 ±{deviation:.2f} |")
     assert masked.endswith(
-        "| 2.50 | 60 | 0, 1 | D, c |"
+        "| 2.50 | 60 | 0, 1 | D: c |"
     )  # no line for the head that was not measured
     assert "| open | | not run |" in missing
     assert published.startswith("| X | open | concat | 1.00 |") and "table 9" in published
-    assert "`--config.mask_filter_pairs=False`" in text
+    assert settings == [
+        "| row | settings |",
+        "| --- | --- |",
+        "| masked | `--config.mask_filter_pairs=True` |",
+        "| open | `--config.mask_filter_pairs=False` |",
+    ]
 
 
 @pytest.mark.parametrize("ran_by", ["table_x", "another"])
 def test_a_table_shows_other_data_sets_only_if_its_own_script_ran_on_them(tmp_path, ran_by):
-    options = argparse.Namespace(ledger=tmp_path / "ledger.jsonl", readme=tmp_path / "README.md")
-    elsewhere = made(MASKED, 0, 40.0, dataset="mobytitles")
-    ledger.append({**elsewhere, "table": ran_by}, options.ledger)
-    tables._show(dataclasses.replace(TABLE, datasets=("wordnet-mini",)), options)
-    text = options.readme.read_text()
+    rows = [{**made(MASKED, 0, 40.0, dataset="mobytitles"), "table": ran_by}]
+    table = dataclasses.replace(TABLE, datasets=("wordnet-mini",))
+    text = render.runs(rows, tmp_path, table=table)
     assert "| wordnet-mini | masked | | not run |" in text
     assert ("| mobytitles | masked | concat | 40.00 |" in text) == (ran_by == "table_x")
-
-
-def test_section_replaces_what_its_markers_hold(tmp_path):
-    path = tmp_path / "README.md"
-    path.write_text("# T\n\n<!-- begin a -->\nold\n<!-- end a -->\n\nkept\n")
-    ledger.write_section("a", "new", path)
-    ledger.write_section("b", "other", path)
-    ledger.write_section("b", "more", path)
-    assert path.read_text() == (
-        "# T\n\n<!-- begin a -->\nnew\n<!-- end a -->\n\nkept\n\n"
-        "<!-- begin b -->\nmore\n<!-- end b -->\n"
-    )
 
 
 def test_every_row_of_the_tables_is_a_configuration():
@@ -157,12 +149,6 @@ def test_scripts_list_and_run_nothing(script, tmp_path):
     done = subprocess.run(command, cwd=ledger.ROOT, capture_output=True, text=True, check=True)
     assert "python -m " in done.stdout
     assert not ledger_file.exists() and not readme.exists()
-
-
-def test_the_readme_has_a_place_for_every_script():
-    text = ledger.README.read_text()
-    for script in SCRIPTS:
-        assert f"<!-- begin {script} -->" in text and f"<!-- end {script} -->" in text
 
 
 def table_command(tmp_path, *flags, run=subprocess.run, **options):
@@ -292,6 +278,11 @@ def test_a_row_may_be_of_another_file_and_differ_by_data_set():
     assert (
         ledger.find(rows, "wordnet-mini", ledger.configuration("wordnet-mini", MASKED, 0)) is None
     )
+    # Rows of UniDEC from before it was named are UniDEC's all the same.
+    nameless = made(MASKED, 0, 2.0)
+    nameless["config"].pop("family", None)
+    config = ledger.configuration("wordnet-mini", MASKED, 0)
+    assert ledger.find([nameless, *rows], "wordnet-mini", config) is nameless
     # unidec.py has this option, frugal.py has not: no row of it, and no error.
     assert ledger.measured(rows, "wordnet-mini,encoder=X", row, 0) is None
 
@@ -317,15 +308,20 @@ def test_a_table_chooses_columns_facts_and_data_sets():
     rows = [{**made(small, 0, 40.0), "steps": 24}, made(older, 0, 50.0)]
     for row in rows:
         row["metrics"]["concat"]["C@1"] = 7.0
-    lines = ledger.render(table, table.datasets, rows).splitlines()
+    lines = render.table_of_runs(table, table.datasets, rows).splitlines()
     assert "| P@1 | C@1 | steps | seeds |" in lines[4]
-    measured = [line for line in lines[6:] if line.startswith("| ")]
+    measured = lines[6 : lines.index("", 6)]
     assert measured[0].startswith("| wordnet-mini | small | concat | 40.00 | 7.00 | 24 | 0 |")
     assert measured[1].startswith("| wordnet-mini | older | concat | 50.00 | 7.00 |  | 0 |")
     assert measured[2].startswith("| wordnettitles | older | | not run |")  # small is not for it
     assert measured[3].startswith("| X | older | concat | 1.50 |  | | | published")
     assert len(measured) == 4 and len({line.count("|") for line in [lines[4], *measured]}) == 1
-    assert lines[-1] == "On wordnet-mini also small: `--config.epochs=3`."
+    assert lines[-4:] == [
+        "| row | settings | on wordnet-mini also |",
+        "| --- | --- | --- |",
+        "| small | the data set's own | `--config.epochs=3` |",
+        "| older | the data set's own |  |",
+    ]
 
 
 def test_what_is_kept_of_a_run(tmp_path):

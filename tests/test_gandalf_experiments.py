@@ -142,8 +142,13 @@ def test_pictures_are_drawn(tmp_path):
         "figures/share-d.png",
     ]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (one, two))
-    pictures.write_links("share", "### T", readme)
-    assert "### T\n\n![share-d](figures/share-d.png)\n<!-- end share_pict" in readme.read_text()
+    folder = readme.parent / "figures"
+    assert pictures.links("share", folder) == ["![share-d](figures/share-d.png)"]
+    shown = figure_gandalf_share.section(rows, folder)
+    assert shown == ""  # none of this script's
+    (folder / "figure_gandalf_share-d.png").touch()
+    shown = figure_gandalf_share.section(rows, folder)
+    assert shown.endswith("\n\n![figure_gandalf_share-d](figures/figure_gandalf_share-d.png)")
 
 
 def test_without_matplotlib_there_is_a_plain_error(monkeypatch):
