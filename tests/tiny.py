@@ -11,6 +11,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from configs import frugal, unidec
+from xmc_jax.runs import settings
+from xmc_jax.training.options import TrainingOptions
 
 ROOT = Path(__file__).parent.parent
 TOPICS = ("apple", "river", "engine", "violin", "planet", "garden", "castle", "copper")
@@ -70,6 +72,15 @@ def frugal_config(system: str, source: Path | str, **changes: object) -> ConfigD
     with made.unlocked():
         made.update_from_flattened_dict({**small, "clusters.size": 4, "clusters.top": 4, **dotted})
     return made
+
+
+def options(config: ConfigDict, **changes: object) -> TrainingOptions:
+    """The options of a complete configuration; ``changes`` use ``__`` for dots."""
+    made = config.copy_and_resolve_references()
+    dotted = {name.replace("__", "."): value for name, value in changes.items()}
+    with made.unlocked():
+        made.update_from_flattened_dict(dotted)
+    return settings.options_of(made)
 
 
 def flags(**changes: object) -> list[str]:
