@@ -17,9 +17,12 @@ from xmc_jax import catalog
 from xmc_jax.contracts import TokenBatch
 from xmc_jax.data.batching import batches
 from xmc_jax.models.encoders.transformer import TransformerConfig, TransformerEncoder
-from xmc_jax.runs import build, settings
+from xmc_jax.models.heads.unidec import UniDEC
+from xmc_jax.runs import settings
 from xmc_jax.systems import encoders
-from xmc_jax.systems.unidec.step import StepBatch, make_train_step
+from xmc_jax.systems.unidec.options import UniDECOptions
+from xmc_jax.systems.unidec.step import TABLE, StepBatch, make_train_step
+from xmc_jax.systems.unidec.system import objective
 from xmc_jax.tables import label_pool
 from xmc_jax.training import workdir
 from xmc_jax.training.state import make_optimizer, new_state
@@ -53,17 +56,18 @@ def test_builds_and_is_complete(file, name, option):
     flat = workdir.flatten(config.to_dict())
     assert not [field for field, value in flat.items() if value is None]
     assert config.dataset == name
-    objective = build.objective(config)
-    assert (objective.clf is not None) == config.classifier
+    options = settings.options_of(config)
+    assert (objective(options).clf is not None) == config.classifier
     again = ConfigDict(json.loads(json.dumps(config.to_dict())))  # as in a work directory
     assert workdir.flatten(again.to_dict()).keys() == flat.keys()
+    assert settings.options_of(again) == options
 
 
 def test_the_triplet_loss_has_its_margin_in_cosines():
     config, _ = resolved("unidec", "LF-WordNetTitles", ",loss=triplet")
     assert config.de.temperature == 0.03
     config.clf.temperature = 0.5  # the classifier's scores are not cosines
-    made = build.objective(config)
+    made = objective(settings.options_of(config))
     assert (made.de.temperature, made.clf.temperature) == (1, 0.5)
     assert made.de.label_loss.keywords == {"margin": 0.3}
 
@@ -84,24 +88,24 @@ def test_what_a_pretrained_encoder_is_given(name, tmp_path):
     assert config.lr.table == (1e-2 if name.endswith("Mini") else 3e-3)
 
 
-def tiny_encoder(config: ConfigDict) -> TransformerEncoder:
+def tiny_encoder(options: UniDECOptions) -> TransformerEncoder:
     """Takes DistilBERT's place: same kind, hardly any parameters."""
     shape = TransformerConfig(vocab_size=100, dim=8, num_layers=1, num_heads=2, mlp_dim=16)
-    return TransformerEncoder(shape, pooling=config.encoder.pooling)
+    return TransformerEncoder(shape, pooling=options.encoder.pooling)
 
 
-def step_shapes(config: ConfigDict, entry: catalog.Entry, max_segments: int) -> StepBatch:
-    """Shapes of a batch, computed from the numbers in the configuration alone."""
+def step_shapes(options: UniDECOptions, entry: catalog.Entry, max_segments: int) -> StepBatch:
+    """Shapes of a batch, computed from the numbers in the options alone."""
     rows = entry.num_train
-    levels = batches.cluster_levels(rows, config.batch_size)
-    queries = min(config.batch_size, rows)
-    if config.batching == "clusters":
+    levels = batches.cluster_levels(rows, options.batch_size)
+    queries = min(options.batch_size, rows)
+    if options.batching == "clusters":
         queries = batches.batch_slots(rows, levels)
-    assert queries <= config.pool_size, "a pool must hold one positive of each query"
-    pool = min(config.pool_size, max(entry.num_labels, queries))
-    width, texts = pool + config.extra_pool_size, queries + pool
+    assert queries <= options.pool_size, "a pool must hold one positive of each query"
+    pool = min(options.pool_size, max(entry.num_labels, queries))
+    width, texts = pool + options.extra_pool_size, queries + pool
     shape = lambda dims, kind: jax.ShapeDtypeStruct(dims, kind)
-    packed = (-(-texts // max_segments), config.row_length)
+    packed = (-(-texts // max_segments), options.row_length)
     tokens = TokenBatch(
         shape(packed, np.uint16),
         shape(packed, np.uint8),
@@ -118,37 +122,41 @@ def step_shapes(config: ConfigDict, entry: catalog.Entry, max_segments: int) -> 
 def test_step_keeps_the_shapes_of_its_state(file, name):
     """Nothing is allocated: 1.3 million labels are only looked at."""
     config, entry = resolved(file, name)
-    if config.encoder.name == "bag":
-        encoder, _ = encoders.encoder(config, Path("no-folder"), 500, np.ones(500, np.int64))
+    options = settings.options_of(config)
+    if options.encoder.name == "bag":
+        encoder, _ = encoders.encoder(
+            options.encoder,
+            Path("no-folder"),
+            500,
+            np.ones(500, np.int64),
+            seed=options.seed,
+            max_length=options.max_length,
+            head_dim=options.head_dim,
+        )
     else:
-        encoder = tiny_encoder(config)
-    model = build.model(config, encoder)
-    optimizer = make_optimizer(
-        encoder_rate=config.lr.encoder,
-        head_rate=config.lr.heads,
-        weight_decay=config.lr.weight_decay,
-        clip_norm=config.lr.clip_norm,
-    )
+        encoder = tiny_encoder(options)
+    model = UniDEC(encoder, options.head_dim or None, options.head_dropout)
+    optimizer = make_optimizer(options.lr)
 
     def start():
-        table = None
-        if config.classifier:
+        tables = {}
+        if options.classifier:
             rows = jax.numpy.zeros((entry.num_labels, model.dim))
-            table = label_pool.to_storage(rows, config.table.dtype)
-        return new_state(model.init(jax.random.key(0)), optimizer, table)
+            tables = {TABLE: label_pool.to_storage(rows, options.table.dtype)}
+        return new_state(model.init(jax.random.key(0)), optimizer, tables)
 
     state = jax.eval_shape(start)
-    assert config.max_length <= config.row_length
+    assert options.max_length <= options.row_length
     step = make_train_step(
-        model, build.objective(config), optimizer, table_rate=config.lr.table, seed=config.seed
+        model, objective(options), optimizer, table_rate=options.lr.table, seed=options.seed
     )
-    batch = step_shapes(config, entry, encoder.max_segments)
+    batch = step_shapes(options, entry, encoder.max_segments)
     after, parts = jax.eval_shape(step, state, batch, np.float32(1))
     assert jax.tree.structure(after) == jax.tree.structure(state)
     for found, expected in zip(jax.tree.leaves(after), jax.tree.leaves(state)):
         assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
     assert parts["loss"].shape == () and parts["gradient_norm"].dtype == np.float32
-    assert ("loss_clf" in parts) == config.classifier
+    assert ("loss_clf" in parts) == options.classifier
 
 
 @pytest.mark.parametrize("file", FILES)

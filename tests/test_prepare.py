@@ -86,7 +86,7 @@ def test_a_canonical_form_keeps_the_propensities_of_its_name(small, tmp_path, mo
     named = make_dataset("LF-AmazonTitles-131K", small.train, small.test, small.label_texts)
     canonical.save(named, tmp_path / "prepared", recipe="title")
     config = tiny.config(tmp_path / "prepared")
-    entry = training_data.read_dataset(config)[1]
+    entry = training_data.read_dataset(config.dataset, config.data, max_length=config.max_length)[1]
     assert (entry.a, entry.b) == (0.6, 2.6)
     monkeypatch.setattr(summary, "baseline_table", lambda _, entry: [f"{entry.a} {entry.b}"])
     assert list(summary.prepare(str(tmp_path / "prepared")))[-1] == "0.6 2.6"

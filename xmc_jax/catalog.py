@@ -11,7 +11,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+from typing import Any
 
+Facts = dict[str, Any]  # what several entries have in common
 DEFAULT_A, DEFAULT_B = 0.55, 1.5
 
 _REPOSITORY = (
@@ -48,13 +50,15 @@ class Entry:
     source: str
 
 
-_AMAZON_131K = dict(num_train=294_805, num_test=134_835, num_labels=131_073, a=0.6, b=2.6)
+_AMAZON_131K: Facts = dict(num_train=294_805, num_test=134_835, num_labels=131_073, a=0.6, b=2.6)
 # num_test of the next three is second-hand: not checked against the files.
-_AMAZON_1_3M = dict(num_train=2_248_619, num_test=970_237, num_labels=1_305_265, a=0.6, b=2.6)
-_SEE_ALSO_320K = dict(num_train=693_082, num_test=177_515, num_labels=312_330, a=0.55, b=1.5)
-_WIKI_500K = dict(num_train=1_813_391, num_test=783_743, num_labels=501_070, a=0.5, b=0.4)
+_AMAZON_1_3M: Facts = dict(
+    num_train=2_248_619, num_test=970_237, num_labels=1_305_265, a=0.6, b=2.6
+)
+_SEE_ALSO_320K: Facts = dict(num_train=693_082, num_test=177_515, num_labels=312_330, a=0.55, b=1.5)
+_WIKI_500K: Facts = dict(num_train=1_813_391, num_test=783_743, num_labels=501_070, a=0.5, b=0.4)
 
-_TITLES = dict(max_length=32, text="title")
+_TITLES: Facts = dict(max_length=32, text="title")
 _TITLES_ARCHIVE = " (the raw archive of the full-text data set; only its titles are read)"
 
 ENTRIES: tuple[Entry, ...] = (

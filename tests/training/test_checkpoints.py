@@ -11,21 +11,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from xmc_jax import files
+from xmc_jax.contracts import Table, TrainState
 from xmc_jax.tables.row_adam import init
 from xmc_jax.training import checkpoints
-from xmc_jax.training.state import TrainState, all_finite, make_optimizer, new_state
-from xmc_jax.training.workdir import write_json
+from xmc_jax.training.options import Rates
+from xmc_jax.training.state import all_finite, make_optimizer, new_state
+
+TABLE = "rows"
 
 
-def state_at(step: int, dim: int = 4, *, table_dtype=jnp.float32) -> TrainState:
+def state_at(
+    step: int, dim: int = 4, *, table_dtype=jnp.float32, tables: tuple[str, ...] = (TABLE,)
+) -> TrainState:
     rng = np.random.default_rng(step)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     params = {"encoder": {"x": draw(50, dim)}, "de_head": {"kernel": draw(dim, dim)}}
-    optimizer = make_optimizer(encoder_rate=0.1, head_rate=0.1, clip_norm=1.0)
-    table = draw(20, dim).astype(table_dtype)
-    state = new_state(params, optimizer, table)
-    moments = init(table)._replace(m=draw(20, dim).astype(table_dtype))
-    return state._replace(step=jnp.int32(step), table_state=moments)
+    optimizer = make_optimizer(Rates(encoder=0.1, heads=0.1, table=0.0, clip_norm=1.0))
+    values = {name: draw(20, dim).astype(table_dtype) for name in tables}
+    state = new_state(params, optimizer, values)
+    made = {
+        name: Table(table, init(table)._replace(m=draw(20, dim).astype(table_dtype)))
+        for name, table in values.items()
+    }
+    return state._replace(step=jnp.int32(step), tables=made)
 
 
 def like(**options) -> TrainState:
@@ -47,7 +56,7 @@ def damage(workdir: Path, step: int, pattern: str = "**/*", *, same_size: bool =
     return largest
 
 
-def assert_equal(found: TrainState, expected: TrainState) -> None:
+def assert_equal(found, expected) -> None:
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
 
@@ -58,10 +67,8 @@ def test_restored_state_is_the_saved_one(tmp_path):
     found, info = checkpoints.restore_latest(tmp_path, like())
     assert_equal(found, state)
     assert info["step"] == 20 and info["epoch"] == 2 and info["held_out"] == 3.5
-    model = checkpoints.restore_model(
-        tmp_path, 10, {"params": like().params, "table": like().table}
-    )
-    np.testing.assert_array_equal(model["table"], state_at(10).table)
+    model = checkpoints.restore_weights(tmp_path, 10, like().weights)
+    assert_equal(model, state_at(10).weights)
 
 
 def test_nothing_saved_is_nothing_restored(tmp_path):
@@ -138,11 +145,11 @@ def test_damaged_model_names_the_sound_ones(tmp_path):
     for step in (10, 20):
         save(tmp_path, step)
     damage(tmp_path, 20)
-    wanted = {"params": like().params, "table": like().table}
+    wanted = like().weights
     with pytest.raises(checkpoints.CheckpointError, match=r"Sound checkpoints here: \[10\]"):
-        checkpoints.restore_model(tmp_path, 20, wanted)
+        checkpoints.restore_weights(tmp_path, 20, wanted)
     with pytest.raises(checkpoints.CheckpointError, match="30"):
-        checkpoints.restore_model(tmp_path, 30, wanted)
+        checkpoints.restore_weights(tmp_path, 30, wanted)
 
 
 def test_bytes_changed_in_the_model_are_an_error(tmp_path):
@@ -150,9 +157,9 @@ def test_bytes_changed_in_the_model_are_an_error(tmp_path):
     files = [p for p in (tmp_path / "checkpoints/10/model").rglob("d/*") if p.is_file()]
     for path in files:
         path.write_bytes(b"\xff" * path.stat().st_size)
-    wanted = {"params": like().params, "table": like().table}
+    wanted = like().weights
     with pytest.raises(checkpoints.CheckpointError, match="cannot be read"):
-        checkpoints.restore_model(tmp_path, 10, wanted)
+        checkpoints.restore_weights(tmp_path, 10, wanted)
 
 
 @pytest.mark.parametrize("options", [{"dim": 5}, {"table_dtype": jnp.bfloat16}])
@@ -160,7 +167,7 @@ def test_checkpoint_of_another_model_lists_the_differences(tmp_path, options):
     save(tmp_path, 10)
     with pytest.raises(checkpoints.CheckpointError, match="checkpoint of another model") as error:
         checkpoints.restore_latest(tmp_path, like(**options))
-    assert "table: checkpoint (20, 4) float32, this model (20, " in str(error.value)
+    assert "tables/rows: checkpoint (20, 4) float32, this model (20, " in str(error.value)
     assert ("encoder/x" in str(error.value)) == ("dim" in options)
     assert checkpoints.steps(tmp_path) == [10]  # not set aside: it is sound
 
@@ -202,17 +209,90 @@ def test_manifest_names_every_file(tmp_path):
     there = {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
     del there[checkpoints.MANIFEST]
     assert listed == there
-    write_json(folder / checkpoints.MANIFEST, {"files": {**listed, "gone": 1}})
+    files.write_json(folder / checkpoints.MANIFEST, {"files": {**listed, "gone": 1}})
     assert checkpoints.best_step(tmp_path) is None
 
 
 def test_all_finite_sees_every_kind_of_array():
     state = state_at(3)
+    table, moments = state.tables[TABLE]
+    with_table = lambda *parts: state._replace(tables={TABLE: Table(*parts)})
     assert all_finite(state)
-    assert not all_finite(state._replace(table=state.table.at[3, 1].set(jnp.nan)))
-    moments = state.table_state._replace(v=state.table_state.v.at[0, 0].set(jnp.inf))
-    assert not all_finite(state._replace(table_state=moments))
-    bits = jax.lax.bitcast_convert_type(state.table.astype(jnp.bfloat16), jnp.uint16)
-    assert all_finite(state._replace(table=bits))
-    assert not all_finite(state._replace(table=bits.at[0, 0].set(0x7F80)))
-    assert all_finite(state._replace(table=None, table_state=None))
+    assert not all_finite(with_table(table.at[3, 1].set(jnp.nan), moments))
+    assert not all_finite(with_table(table, moments._replace(v=moments.v.at[0, 0].set(jnp.inf))))
+    bits = jax.lax.bitcast_convert_type(table.astype(jnp.bfloat16), jnp.uint16)
+    assert all_finite(with_table(bits, moments))
+    assert not all_finite(with_table(bits.at[0, 0].set(0x7F80), moments))
+    assert all_finite(state._replace(tables={}))
+    for name in ("params", "model_state", "opt_state"):
+        assert not all_finite(state._replace(**{name: {"x": jnp.array([1.0, jnp.nan])}})), name
+
+
+@pytest.mark.parametrize("tables", [(), ("one",), ("b", "a", "c")], ids=len)
+def test_tables_and_model_state_by_name(tmp_path, tables):
+    """Also none of them: a dual encoder alone has neither."""
+    state = state_at(10, tables=tables)
+    if tables:
+        means = {"moving": {"mean": jnp.arange(3.0)}, "phase": {"which": jnp.arange(4)}}
+        state = state._replace(model_state=means)
+    checkpoints.save(tmp_path, state, {"epoch": 1})
+    shapes = jax.eval_shape(lambda: state)
+    found, info = checkpoints.restore_latest(tmp_path, shapes)
+    assert_equal(found, state)
+    assert info["format"] == checkpoints.FORMAT
+    assert set(found.tables) == set(tables)
+    weights = checkpoints.restore_weights(tmp_path, 10, shapes.weights)
+    assert_equal(weights, state.weights)
+
+
+def test_a_table_of_another_name_is_another_model(tmp_path):
+    save(tmp_path, 10)
+    with pytest.raises(checkpoints.CheckpointError, match="another model") as error:
+        checkpoints.restore_latest(tmp_path, like(tables=("other",)))
+    assert "tables/rows: checkpoint (20, 4) float32, this model lacks it" in str(error.value)
+    assert "tables/other: checkpoint lacks it, this model (20, 4) float32" in str(error.value)
+    with pytest.raises(checkpoints.CheckpointError, match=r"optimizer|tables/rows"):
+        checkpoints.restore_latest(tmp_path, like(tables=()))
+
+
+def save_as_before(workdir: Path, state: TrainState) -> None:
+    """As versions without a format wrote: one table, model state among the parameters."""
+    folder = workdir / "checkpoints" / str(int(state.step))
+    table = next(iter(state.tables.values()), Table(None, None))
+    trees = {
+        "model": {"params": {**state.params, **state.model_state}, "table": table.values},
+        "optimizer": {
+            "opt_state": state.opt_state,
+            "table_state": table.state,
+            "step": state.step,
+        },
+    }
+    for name, tree in trees.items():
+        checkpoints._write(folder / name, tree)
+    sizes = checkpoints._file_sizes(folder)
+    (folder / checkpoints.MANIFEST).write_text(json.dumps({"epoch": 1, "files": sizes}))
+
+
+@pytest.mark.parametrize("tables", [(), ("one",)], ids=len)
+@pytest.mark.parametrize("model_state", [{}, {"moving": {"mean": jnp.arange(3.0)}}], ids=len)
+def test_checkpoints_without_a_format_are_read(tmp_path, tables, model_state):
+    state = state_at(10, tables=tables)._replace(model_state=model_state)
+    save_as_before(tmp_path, state)
+    shapes = jax.eval_shape(lambda: state)
+    assert_equal(checkpoints.restore_latest(tmp_path, shapes)[0], state)
+    assert_equal(checkpoints.restore_weights(tmp_path, 10, shapes.weights), state.weights)
+    other = jax.eval_shape(lambda: state_at(10, dim=5, tables=tables))
+    with pytest.raises(
+        checkpoints.CheckpointError, match=r"params/encoder/x: checkpoint \(50, 4\)"
+    ):
+        checkpoints.restore_latest(tmp_path, other._replace(model_state=shapes.model_state))
+
+
+def test_a_checkpoint_without_a_format_has_one_table(tmp_path, caplog):
+    save_as_before(tmp_path, state_at(10))
+    two = like(tables=("one", "two"))
+    with pytest.raises(checkpoints.CheckpointError):
+        checkpoints.restore_latest(tmp_path, two)
+    assert "tables one, two: there was but one when it was written" in caplog.text
+    with pytest.raises(checkpoints.CheckpointError, match="tables one, two"):
+        checkpoints.restore_weights(tmp_path, 10, two.weights)

@@ -92,7 +92,7 @@ def digest(train: Split, test: Split, label_texts: Sequence[str]) -> str:
             state.update(block)
     for split in (train, test):
         state.update(f"matrix {split.labels.shape} {len(split.filter_pairs)}\n".encode())
-        state.update(np.ascontiguousarray(split.labels.indptr, dtype=np.int64))
-        state.update(np.ascontiguousarray(split.labels.indices, dtype=np.int32))
-        state.update(np.ascontiguousarray(split.filter_pairs, dtype=np.int64))
+        state.update(np.ascontiguousarray(split.labels.indptr, dtype=np.int64).data)
+        state.update(np.ascontiguousarray(split.labels.indices, dtype=np.int32).data)
+        state.update(np.ascontiguousarray(split.filter_pairs, dtype=np.int64).data)
     return state.hexdigest()

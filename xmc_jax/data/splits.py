@@ -138,7 +138,8 @@ def _pairs(
         sources.append(row_codes[rows[kept]])
         targets.append(codes[kept])
     none = np.zeros(0, dtype=np.int64)
-    return tuple(np.concatenate([*values, none]) for values in (places, sources, targets))
+    place, source, target = (np.concatenate([*v, none]) for v in (places, sources, targets))
+    return place, source, target
 
 
 def text_codes(*groups: Sequence[str]) -> tuple[np.ndarray, ...]:

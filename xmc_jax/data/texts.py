@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, overload
 
 import numpy as np
 
@@ -67,7 +68,13 @@ class LineTexts(Sequence[str]):
     def __len__(self) -> int:
         return len(self._starts)
 
-    def __getitem__(self, index):
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return self._slice(index)
         row = int(index)
@@ -82,13 +89,13 @@ class LineTexts(Sequence[str]):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other))
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]  # the way to say unhashable
 
-    def __getstate__(self):
+    def __getstate__(self) -> tuple[Any, ...]:
         source = self._buffer if self.path is None else None
         return self.path, source, np.asarray(self._starts), np.asarray(self._stops)
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.path, source, self._starts, self._stops = state
         self._buffer = _map_file(self.path) if source is None else source
 
@@ -138,7 +145,7 @@ class LineWriter:
 
     def __init__(self, path: str | os.PathLike[str] | None = None):
         self.path = None if path is None else Path(path)
-        self._file = None if path is None else open(self.path, "wb")
+        self._file = None if self.path is None else open(self.path, "wb")
         self._memory = bytearray()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
@@ -173,7 +180,7 @@ class LineWriter:
     def close(self) -> LineTexts:
         """Writes what is left and returns the texts."""
         self._flush()
-        if self._file is None:
+        if self._file is None or self.path is None:
             return LineTexts.from_bytes(bytes(self._memory), self.offsets())
         self._file.close()
         return LineTexts(self.path, offsets=self.offsets())
@@ -181,7 +188,7 @@ class LineWriter:
     def __enter__(self) -> LineWriter:
         return self
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: object) -> None:
         # Not left to the garbage collector: its late flush would hit a second try at this file.
         if self._file is not None:
             self._file.close()

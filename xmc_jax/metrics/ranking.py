@@ -110,8 +110,8 @@ def evaluate(
         if weights is not None:
             gains = np.where(hits, weights[top], 0.0)  # [m, depth]
             ideal = _ideal_gains(truth, rows, weights, depth)  # [m, depth]
-            for total, values in ((sums, gains), (best, ideal)):
-                gain, dcg = _cumulate(values, discount, at)
+            for total, some_gains in ((sums, gains), (best, ideal)):
+                gain, dcg = _cumulate(some_gains, discount, at)
                 total["PSP"] += (gain / at).sum(axis=0)
                 total["PSnDCG"] += (dcg / d).sum(axis=0)
 
@@ -265,23 +265,24 @@ def precision_recall_thresholds(
     truth = positives(truth, pairs if filter_truth else None)
     num_rows, num_labels = truth.shape
     of_truth, of_pairs = truth_keys(truth), pair_keys(pairs, num_labels)
-    kept, correct = [], []
+    kept_parts, correct_parts = [], []
     for rows in blocks(num_rows, predictions.shape[1]):
         ids = predictions[rows]
         check_ids(ids, rows.start, num_labels)
         check_unique(ids, rows.start)
         real = (ids >= 0) & ~among_pairs(of_pairs, ids, rows.start, num_labels)
-        kept.append(scores[rows][real])
-        correct.append(scores[rows][real & among_pairs(of_truth, ids, rows.start, num_labels)])
-    kept, correct = np.sort(np.concatenate(kept)), np.sort(np.concatenate(correct))
-    if thresholds is None:
-        thresholds = np.linspace(kept[0], kept[-1], 11) if len(kept) else []
+        kept_parts.append(scores[rows][real])
+        correct_parts.append(
+            scores[rows][real & among_pairs(of_truth, ids, rows.start, num_labels)]
+        )
+    kept, correct = (np.sort(np.concatenate(parts)) for parts in (kept_parts, correct_parts))
+    even = np.linspace(kept[0], kept[-1], 11) if len(kept) else []
     num_true = max(truth.nnz, 1)
-    rows = []
-    for t in thresholds:
+    points = []
+    for t in even if thresholds is None else thresholds:
         given = len(kept) - int(np.searchsorted(kept, t))
         hits = len(correct) - int(np.searchsorted(correct, t))
-        rows.append(
+        points.append(
             {
                 "threshold": float(t),
                 "precision": 100.0 * hits / max(given, 1),
@@ -289,4 +290,4 @@ def precision_recall_thresholds(
                 "predictions_per_row": given / num_rows,
             }
         )
-    return rows
+    return points

@@ -152,9 +152,7 @@ def open_run(
         meta=meta,
         options=options,
         step=step,
-        weights=checkpoints.restore_weights(
-            folder, step, system.weight_shapes(meta["num_labels"])
-        ),
+        weights=checkpoints.restore_weights(folder, step, system.weight_shapes(meta["num_labels"])),
         system=system,
         tokenizer=tokenizers.load_tokenizer(folder / "tokenizer"),
         tail_weight=tail_weight,

@@ -209,7 +209,7 @@ def _check(lengths: np.ndarray, row_length: int, max_segments: int) -> np.ndarra
 def _best_plan(lengths: np.ndarray, row_length: int, max_segments: int) -> _Plan:
     histogram = np.bincount(lengths, minlength=1)
     first_fit = _plan(histogram, row_length, max_segments, mixed=False)
-    texts, tokens = np.count_nonzero(lengths), int(lengths.sum())
+    texts, tokens = int(np.count_nonzero(lengths)), int(lengths.sum())
     fewest = max(-(-tokens // row_length), -(-texts // max_segments))
     # Where no row has all the texts it may have, the other plan has nothing to mend.
     most = max((len(row) for _, row in first_fit), default=0)

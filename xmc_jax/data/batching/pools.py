@@ -13,6 +13,9 @@ from scipy.sparse import csr_matrix
 
 FILLS = ("positives", "random", "none")
 DRAWS = ("target", "uniform")
+_Pairs = tuple[
+    np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]
+]
 _LOW = np.int64(0xFFFFFFFF)  # the lower half of a key that holds two 32-bit numbers
 
 
@@ -169,7 +172,16 @@ def build_pool(
     return Pool(ids, targets, where, stats)
 
 
-def _check(queries, labels, filters, hard_negatives, pool_size, beta, fill, draw) -> None:
+def _check(
+    queries: np.ndarray,
+    labels: csr_matrix,
+    filters: csr_matrix | None,
+    hard_negatives: np.ndarray | None,
+    pool_size: int,
+    beta: int,
+    fill: str,
+    draw: str,
+) -> None:
     """Refuses what cannot work, with what to change."""
     if pool_size < max(1, queries.size):
         raise ValueError(
@@ -195,8 +207,10 @@ def _check(queries, labels, filters, hard_negatives, pool_size, beta, fill, draw
             )
 
 
-def _pairs(labels, filters, rows):
-    """Positive pairs, filtered pairs, and the ascending keys of each."""
+def _pairs(labels: csr_matrix, filters: csr_matrix | None, rows: np.ndarray) -> _Pairs:
+    """Query, label and place of the positive pairs; query and label of the filtered pairs; the
+    ascending keys of both.
+    """
     query, flat = _stored_entries(labels, rows)
     label = labels.indices.take(flat).astype(np.int64)
     own = query * labels.shape[1] + label
@@ -212,12 +226,14 @@ def _pairs(labels, filters, rows):
     return query, label, flat, barred_query, barred_label, (ascending, barred)
 
 
-def _ascending(matrix, keys) -> np.ndarray:
+def _ascending(matrix: csr_matrix, keys: np.ndarray) -> np.ndarray:
     """Keys of entries in row order, sorted unless the matrix keeps its rows sorted."""
     return keys if matrix.has_sorted_indices else np.sort(keys)
 
 
-def _shuffle_within(rng, query, odds=None) -> tuple[np.ndarray, np.ndarray]:
+def _shuffle_within(
+    rng: np.random.Generator, query: np.ndarray, odds: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Shuffles the entries of each query: (entries in query order, their rank within the query).
 
     With odds the order is that of draws without replacement in proportion to them.
@@ -236,7 +252,14 @@ def _shuffle_within(rng, query, odds=None) -> tuple[np.ndarray, np.ndarray]:
     return shuffled.take(keys & _LOW), rank
 
 
-def _sample_negatives(rng, hard_negatives, rows, known, num_labels, eta) -> np.ndarray:
+def _sample_negatives(
+    rng: np.random.Generator,
+    hard_negatives: np.ndarray | None,
+    rows: np.ndarray,
+    known: tuple[np.ndarray, np.ndarray],
+    num_labels: int,
+    eta: int,
+) -> np.ndarray:
     """Labels of ``eta`` hard negatives a query, drawn from those that are not its own or barred."""
     if hard_negatives is None or eta == 0:
         return np.zeros(0, np.int64)
@@ -255,7 +278,15 @@ def _sample_negatives(rng, hard_negatives, rows, known, num_labels, eta) -> np.n
         draws.reshape(-1)[chosen[wrong]] = 2.0
 
 
-def _sample_extra(rng, positives, query, odds, pool, extra_positives, extra_size) -> np.ndarray:
+def _sample_extra(
+    rng: np.random.Generator,
+    positives: np.ndarray,
+    query: np.ndarray,
+    odds: np.ndarray | None,
+    pool: np.ndarray,
+    extra_positives: int,
+    extra_size: int,
+) -> np.ndarray:
     """Positives outside the pool, ``extra_positives`` a query, as many as there is room for."""
     if not (extra_positives and extra_size):
         return pool[:0]
@@ -266,7 +297,14 @@ def _sample_extra(rng, positives, query, odds, pool, extra_positives, extra_size
     return _first_distinct(rng.permutation(sampled), extra_size)
 
 
-def _filling(rng, fill, further, num_labels, missing, pool_size) -> np.ndarray:
+def _filling(
+    rng: np.random.Generator,
+    fill: str,
+    further: np.ndarray,
+    num_labels: int,
+    missing: int,
+    pool_size: int,
+) -> np.ndarray:
     """Candidates, in random order, for ``missing`` free places (may repeat what the pool has)."""
     if fill == "positives":
         return rng.permutation(further)
@@ -289,7 +327,9 @@ def _first_distinct(labels: np.ndarray, capacity: int) -> np.ndarray:
     return distinct
 
 
-def _padded(pool, pool_size, extra, extra_size, num_labels) -> np.ndarray:
+def _padded(
+    pool: np.ndarray, pool_size: int, extra: np.ndarray, extra_size: int, num_labels: int
+) -> np.ndarray:
     """Both runs with their pads, int32 ``[P + E]``; each run is ascending, pads count on."""
     pads = np.arange(num_labels, num_labels + pool_size + extra_size - pool.size - extra.size)
     gap = pool_size - pool.size
@@ -301,7 +341,13 @@ def _by_label(label: np.ndarray) -> np.ndarray:
     return np.sort(label << 32 | np.arange(label.size))
 
 
-def _mark(matrix, ids, pairs, slot, value) -> int:
+def _mark(
+    matrix: np.ndarray,
+    ids: np.ndarray,
+    pairs: np.ndarray,
+    slot: np.ndarray,
+    value: np.ndarray | np.bool_,
+) -> int:
     """Sets ``matrix[slot, column of label]`` to the value of each pair whose label is in ids.
 
     ``pairs`` ascend by label, so that those of an id lie side by side: the ids are looked up among

@@ -98,19 +98,19 @@ def _check_range(raw: RawLabels, num_labels: int) -> None:
 
 def _sort_and_merge(matrix: csr_matrix, raw: RawLabels) -> list[str]:
     """Sorts ids within rows and merges repeated ones, in place; blocks keep the memory flat."""
-    unsorted, repeated = [], []
+    unsorted_blocks, repeated_blocks = [], []
     for start in range(0, matrix.shape[0], _BLOCK_ROWS):
         stop = min(start + _BLOCK_ROWS, matrix.shape[0])
         bounds = np.asarray(matrix.indptr[start : stop + 1], dtype=np.int64)
         ids = matrix.indices[bounds[0] : bounds[-1]].astype(np.int64)
         rows = np.repeat(np.arange(stop - start), np.diff(bounds))
         same_row = rows[1:] == rows[:-1]
-        unsorted.append(np.unique(rows[1:][same_row & (ids[1:] < ids[:-1])]) + start)
+        unsorted_blocks.append(np.unique(rows[1:][same_row & (ids[1:] < ids[:-1])]) + start)
         keys = np.sort(rows * matrix.shape[1] + ids)
-        repeated.append(keys[1:][keys[1:] == keys[:-1]] // max(matrix.shape[1], 1) + start)
+        repeated_blocks.append(keys[1:][keys[1:] == keys[:-1]] // max(matrix.shape[1], 1) + start)
     notes = []
     unsorted, repeated = (
-        np.concatenate([*blocks, []]).astype(int) for blocks in (unsorted, repeated)
+        np.concatenate([*blocks, []]).astype(int) for blocks in (unsorted_blocks, repeated_blocks)
     )
     matrix.has_sorted_indices = len(unsorted) == 0
     matrix.has_canonical_format = len(unsorted) + len(repeated) == 0
@@ -158,7 +158,7 @@ def _read_npz(path: Path) -> RawLabels:
 
 def _read_text_matrix(path: Path) -> RawLabels:
     num_rows, num_labels = _read_header(path)
-    ids, counts, odd = [], [], np.zeros(2, np.int64)
+    ids, counts_of_blocks, odd = [], [], np.zeros(2, np.int64)
     for number, block in line_blocks(path):
         if number == 1:
             number, block = 2, block[block.index(b"\n") + 1 :]
@@ -167,9 +167,9 @@ def _read_text_matrix(path: Path) -> RawLabels:
             parsed = _parse_lines(path, number, block)
         block_ids, block_counts, *block_odd = parsed
         ids.append(block_ids)
-        counts.append(block_counts)
+        counts_of_blocks.append(block_counts)
         odd += block_odd
-    counts = np.concatenate([*counts, np.zeros(0, np.int64)]).astype(np.int64)
+    counts = np.concatenate([*counts_of_blocks, np.zeros(0, np.int64)]).astype(np.int64)
     filled = np.flatnonzero(counts)
     last = int(filled[-1]) + 1 if len(filled) else 0
     if len(counts) > num_rows >= last:  # blank lines after the last row mean nothing
@@ -261,9 +261,9 @@ def _parse_lines(path: Path, number: int, block: bytes) -> tuple[np.ndarray, np.
     for line in block.split(b"\n")[:-1]:
         kept = []
         for token in line.partition(b"#")[0].split():
-            label, colon, value = token.partition(b":")
+            first, colon, second = token.partition(b":")
             try:
-                label, value = int(label), float(value) if colon else 1.0
+                label, value = int(first), float(second) if colon else 1.0
             except ValueError:
                 raise problem(
                     path,

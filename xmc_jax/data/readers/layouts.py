@@ -15,7 +15,7 @@ _OWN_SUFFIXES = (".jsonl", ".json", ".tsv", ".csv")
 _DATA_ENDINGS = ("txt", "tsv", "csv", "json", "jsonl", "parquet", "xlsx")
 _SUBFOLDERS = ("", "raw", "raw_text")
 
-_FILTERS = {
+_FILTERS: dict[str, tuple[str, ...]] = {
     "train_filter": ("filter_labels_train.txt", "trn_filter_labels.txt"),
     "test_filter": ("filter_labels_test.txt", "tst_filter_labels.txt"),
 }

@@ -37,7 +37,7 @@ def read_own(layout: Layout, place: TextPlace) -> Dataset:
     Raises:
       DataError: whatever is wrong, with file and line.
     """
-    roles = [role for role in ("train", "test") if role in layout.files]
+    roles: list[str] = [role for role in ("train", "test") if role in layout.files]
     rows = {role: read_rows(layout.files[role], role, place) for role in roles}
     notes = [note for role in roles for note in rows[role].notes]
     label_texts, ids = _number_labels(layout, rows, place, notes)
@@ -83,7 +83,7 @@ def _number_labels(
             only_ids = f"labels that are ids ({file.names[0]}), and no label file"
             line = int(file.first_lines[0])
             raise problem(file.path, line, only_ids, "label texts, or a label file", _ID_ADVICE)
-        numbers = [vocabulary.setdefault(name, len(vocabulary)) for name in file.names]
+        numbers = [vocabulary.setdefault(str(name), len(vocabulary)) for name in file.names]
         ids[role] = np.array(numbers, dtype=np.int32)
     if not vocabulary:
         path = layout.files["train"]
@@ -97,14 +97,22 @@ def _number_labels(
 def _are_ids(rows: OwnRows) -> bool:
     if rows.typed:
         return any(isinstance(name, int) for name in rows.names)
-    return bool(rows.names) and all(name.isascii() and name.isdigit() for name in rows.names)
+    return bool(rows.names) and all(_is_number(str(name)) for name in rows.names)
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit()
 
 
 def _check_separators(rows: OwnRows) -> None:
     """Refuses ids with something else than a bar between them, which would be one label each."""
-    if rows.typed or _are_ids(rows) or not all(_ID_LIST.fullmatch(name) for name in rows.names):
+    if (
+        rows.typed
+        or _are_ids(rows)
+        or not all(_ID_LIST.fullmatch(str(name)) for name in rows.names)
+    ):
         return
-    first = next((i for i, name in enumerate(rows.names) if not name.isdigit()), None)
+    first = next((i for i, name in enumerate(rows.names) if not str(name).isdigit()), None)
     if first is None:  # no labels at all
         return
     raise problem(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import csv
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ _LABEL_NAMES = frozenset(
 )
 Label = str | int
 Row = tuple[int, str, Sequence[Label]]  # its line, its text, its labels
+Parse = Callable[[Path, str, BadRows], Iterator[Row]]
 
 
 @dataclasses.dataclass
@@ -74,7 +75,7 @@ def read_rows(path: Path, role: str, place: TextPlace) -> OwnRows:
     return rows
 
 
-def _collect(path: Path, role: str, place: TextPlace, parse, encoding: str) -> OwnRows:
+def _collect(path: Path, role: str, place: TextPlace, parse: Parse, encoding: str) -> OwnRows:
     numbers: dict[Label, int] = {}  # of this file alone: a second encoding starts afresh
     codes, indptr = array.array("i"), array.array("q", [0])
     at, first_lines, empty = array.array("q"), array.array("q"), []
@@ -96,8 +97,17 @@ def _collect(path: Path, role: str, place: TextPlace, parse, encoding: str) -> O
         bad.check()
         texts = writer.close()
     notes = [f"{path.name}: {len(empty)} empty texts (lines {listed(empty)})"] if empty else []
-    arrays = [np.array(values) for values in (codes, indptr, at, first_lines)]
-    return OwnRows(path, texts, list(numbers), parse is _json_lines_rows, *arrays, notes)
+    return OwnRows(
+        path,
+        texts,
+        names=list(numbers),
+        typed=parse is _json_lines_rows,
+        codes=np.array(codes),
+        indptr=np.array(indptr),
+        lines=np.array(at),
+        first_lines=np.array(first_lines),
+        notes=notes,
+    )
 
 
 def _check_kind(path: Path, line: int, label: Label, numbers: dict[Label, int]) -> None:

@@ -7,7 +7,7 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar, cast
 
 from absl import logging
 
@@ -70,7 +70,7 @@ def open_binary(path: Path) -> BinaryIO:
     file = open(path, "rb")
     compressed = file.read(2) == b"\x1f\x8b"
     file.seek(0)
-    return gzip.GzipFile(fileobj=file) if compressed else file
+    return cast(BinaryIO, gzip.GzipFile(fileobj=file)) if compressed else file
 
 
 def _truncated(path: Path, line: int | None, error: Exception) -> DataError:

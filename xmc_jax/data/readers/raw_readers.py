@@ -7,6 +7,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -53,12 +54,10 @@ def read_public(layout: Layout, recipe: str, place: TextPlace) -> Dataset:
         )
         notes += more
         splits.append(Split(texts, matrix, pairs))
-    return make_dataset(layout.name, *splits, label_texts, notes)
+    return make_dataset(layout.name, splits[0], splits[1], label_texts, notes)
 
 
-def json_rows(
-    path: Path, encoding: str, bad: BadRows | None = None
-) -> Iterator[tuple[int, object]]:
+def json_rows(path: Path, encoding: str, bad: BadRows | None = None) -> Iterator[tuple[int, Any]]:
     """Yields (line number, object) of a JSON Lines file; blank lines may stand at its end only.
 
     Lines that are not JSON go to ``bad``, if it is given.
@@ -120,7 +119,7 @@ def _read_json_split(
     if isinstance(first, dict) and "target_ind" not in first and matrix_path is not None:
         return _read_beside_matrix(path, matrix_path, role, recipe, place)
 
-    def read(encoding: str):
+    def read(encoding: str) -> tuple[LineTexts, RawLabels, list[int]]:
         ids, indptr, empty = array.array("i"), array.array("q", [0]), []
         dropped = weighted = 0
         with place.writer(role) as writer:
@@ -144,7 +143,7 @@ def _read_json_split(
 
 def _extend(ids: array.array, row: dict, path: Path, number: int) -> tuple[int, int]:
     """Adds a row's label ids; returns how many had a relevance of 0 or less, or another than 1."""
-    labels = row.get("target_ind")
+    labels: Any = row.get("target_ind")
     relevance = row.get("target_rel")
     dropped = weighted = 0
     if relevance and isinstance(labels, list) and len(relevance) != len(labels):
@@ -177,7 +176,7 @@ def _read_beside_matrix(
 ) -> tuple[LineTexts, RawLabels, list[str]]:
     raw = label_files.read_label_matrix(matrix_path)
 
-    def read(encoding: str):
+    def read(encoding: str) -> tuple[LineTexts, list[int]]:
         with place.writer(role) as writer:
             empty = _read_json_texts(json_rows(path, encoding), path, recipe, writer)
             return writer.close(), empty
@@ -205,7 +204,7 @@ def read_line_file(
     A ``Yf.txt`` of ``id->text`` lines gives what stands behind the last arrow.
     """
 
-    def read(encoding: str):
+    def read(encoding: str) -> tuple[LineTexts, list[int]]:
         empty, waiting = [], 0
         with place.writer(role) as writer:
             for number, line in enumerate(lines(path), 1):
@@ -247,7 +246,7 @@ def _read_label_texts(
         texts, more = read_line_file(path, "labels", place, num_labels)
     else:
 
-        def read(encoding: str):
+        def read(encoding: str) -> tuple[LineTexts, list[int]]:
             with place.writer("labels") as writer:
                 empty = _read_json_texts(json_rows(path, encoding), path, recipe, writer)
                 return writer.close(), empty

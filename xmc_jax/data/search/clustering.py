@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
+Run = Callable[..., Iterable[Any]]  # `map`, or that of a pool of threads
+Tile = tuple[int | slice, int]  # a cluster or several, and the first of the columns
 _TILE = 4096  # rows worked on together: 4 MB at d = 256, which stays in a core's share of the cache
 
 
@@ -53,7 +56,7 @@ def balanced_clusters(
         )
     order, offsets = np.arange(num_rows), np.array([0, num_rows])
     scale = _inverse_lengths(x)
-    copy = np.empty((num_rows + 2**num_levels) * dim, np.float32) if num_levels else None
+    copy = np.empty((num_rows + 2**num_levels) * dim if num_levels else 0, np.float32)
     threads = num_threads or os.cpu_count() or 1
     with ThreadPoolExecutor(threads) as pool:
         for level in range(num_levels):
@@ -79,11 +82,20 @@ class _Level:
     ``scale [C, s]`` inverse lengths, 0 in pads; ``sizes``, ``first`` and ``second [C]``.
     """
 
-    def __init__(self, x, rows, z, scale, sizes, first, second):
+    def __init__(
+        self,
+        x: np.ndarray,
+        rows: np.ndarray,
+        z: np.ndarray,
+        scale: np.ndarray,
+        sizes: np.ndarray,
+        first: np.ndarray,
+        second: np.ndarray,
+    ) -> None:
         self.x, self.rows, self.z, self.scale = x, rows, z, scale.astype(np.float32)
         self.sizes, self.first, self.second = sizes, first, second
 
-    def split(self, run: Callable, tolerance: float, max_iterations: int) -> np.ndarray:
+    def split(self, run: Run, tolerance: float, max_iterations: int) -> np.ndarray:
         """``[C, s]`` bool: which rows go to the upper half of their cluster."""
         count, size = self.rows.shape
         upper = np.zeros(self.rows.shape, bool)
@@ -93,7 +105,7 @@ class _Level:
             return upper
         step = _TILE // size  # a tile is many clusters: all iterations over a tile are a job
 
-        def job(start):
+        def job(start: int) -> None:
             part = slice(start, start + step)
             arrays = (self.rows, self.z, self.scale, self.sizes, self.first, self.second)
             tile = _Level(self.x, *(array[part] for array in arrays))
@@ -102,33 +114,37 @@ class _Level:
         list(run(job, range(0, count, step)))
         return upper
 
-    def _iterate(self, run, tiles, tolerance, max_iterations) -> np.ndarray:
+    def _iterate(
+        self, run: Run, tiles: Sequence[Tile], tolerance: float, max_iterations: int
+    ) -> np.ndarray:
         """2-means over tiles (cluster or slice of clusters, first column) with the map ``run``."""
         count, size, dim = self.z.shape
         scores = np.zeros((count, size), np.float32)
 
-        def cut(array, tile):  # a view [clusters of the tile, its columns, ...]
+        def cut(
+            array: np.ndarray, tile: Tile
+        ) -> np.ndarray:  # a view [clusters of the tile, its columns, ...]
             cluster, start = tile
             part = slice(cluster, cluster + 1) if isinstance(cluster, int) else cluster
             return array[part, start : start + _TILE]
 
-        def load(tile):
+        def load(tile: Tile) -> None:
             np.take(self.x, cut(self.rows, tile), axis=0, out=cut(self.z, tile), mode="clip")
 
-        def score(tile):
+        def score(tile: Tile) -> None:
             values = np.einsum("csd,cd->cs", cut(self.z, tile), cut(centre, (tile[0], 0))[:, 0])
             np.multiply(values, cut(self.scale, tile), out=cut(scores, tile))
 
-        def add(tile):
+        def add(tile: Tile) -> np.ndarray:
             return np.einsum("cs,csd->cd", cut(weights, tile), cut(self.z, tile))
 
-        def total():  # in float64 and in the order of the tiles: any number of threads, one result
+        def total() -> np.ndarray:  # in float64 and in the order of the tiles: one result always
             result = np.zeros((count, dim))
             for tile, part in zip(todo, run(add, todo)):
                 result[tile[0]] += part if isinstance(tile[0], slice) else part[0]
             return result
 
-        todo, weights = tiles, self.scale
+        todo, weights = list(tiles), self.scale
         list(run(load, tiles))
         everything = total()
         each = np.arange(count)
@@ -183,7 +199,9 @@ def _upper_half(scores: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return real & (keys >= ranked[np.arange(len(sizes)), middle][:, None])
 
 
-def _regroup(rows, real, upper, offsets) -> tuple[np.ndarray, np.ndarray]:
+def _regroup(
+    rows: np.ndarray, real: np.ndarray, upper: np.ndarray, offsets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Order and offsets of the next level: the lower half of each cluster, then the upper."""
     middles = offsets[:-1] + np.diff(offsets) // 2
     order = np.empty(offsets[-1], np.int64)

@@ -70,7 +70,7 @@ def blocked_search(
     scores = np.full((len(queries), k), -np.inf, np.float32)
     ids = np.full((len(queries), k), -1, np.int32)
 
-    def job(start):
+    def job(start: int) -> None:
         block = queries[start : start + step]
         number = len(block)
         if number < step:  # few sizes, few compilations
@@ -91,7 +91,7 @@ def host_product() -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     if on_host is None:  # JAX was told to use an accelerator and nothing else
         return lambda a, b: a @ b.T
 
-    def product(a, b):
+    def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         with on_host():
             return np.asarray(_product(a, b))
 
@@ -108,11 +108,11 @@ def host_device() -> Callable[[], AbstractContextManager[None]] | None:
 
 
 @jax.jit
-def _product(a, b):
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b.T, precision=jax.lax.Precision.HIGHEST)
 
 
-def _improve(scores, ids, s, first) -> None:
+def _improve(scores: np.ndarray, ids: np.ndarray, s: np.ndarray, first: int) -> None:
     """Merges ``s [n, w]``, scores of the labels from ``first`` on, into the best so far."""
     k = scores.shape[1]
     # A later label replaces an earlier one only by a higher score: ties stay with the lower id.
@@ -199,10 +199,12 @@ def _padded(rows: np.ndarray, size: int) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnames=("k", "block"))
-def _search_block(queries, labels, bonus, k, block):
+def _search_block(
+    queries: jax.Array, labels: jax.Array, bonus: jax.Array, k: int, block: int
+) -> tuple[jax.Array, jax.Array]:
     num_labels = labels.shape[0]
 
-    def step(i, best):
+    def step(i: jax.Array, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         # The last block starts early to be whole; what it shares with the one before is masked.
         first = jnp.minimum(i * block, num_labels - block)
         part = jax.lax.dynamic_slice_in_dim(labels, first, block)

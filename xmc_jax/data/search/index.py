@@ -70,6 +70,11 @@ def _rate(accelerator: bool, num_threads: int | None) -> float:
     return 5e12 if accelerator else 3.5e10 * (num_threads or os.cpu_count() or 1)
 
 
+Found = tuple[np.ndarray, np.ndarray]  # scores and ids
+Searcher = Callable[[np.ndarray, int], Found]  # of queries and k
+Groups = tuple[np.ndarray, np.ndarray, np.ndarray]  # of `_equal_rows`
+
+
 class Index:
     """Labels to be found by inner product; made by `build`.
 
@@ -85,10 +90,18 @@ class Index:
       recall: recall@20 on the sample of queries that set ``nprobe`` (``ivf`` only, else NaN).
     """
 
-    def __init__(self, kind: str, shape: tuple[int, int], groups: tuple | None):
-        self.kind, (self.num_labels, self.dim), self.nprobe = kind, shape, 0
-        self.recall = math.nan
-        self._groups, self._searcher = groups, None
+    def __init__(
+        self,
+        kind: str,
+        shape: tuple[int, int],
+        groups: Groups | None,
+        searcher: Searcher,
+        nprobe: int = 0,
+        recall: float = math.nan,
+    ) -> None:
+        self.kind, (self.num_labels, self.dim) = kind, shape
+        self.nprobe, self.recall = nprobe, recall
+        self._groups, self._searcher = groups, searcher
 
     @property
     def block(self) -> int:
@@ -144,16 +157,14 @@ class Index:
             )
         groups = _equal_rows(vectors) if bonus is None else None
         distinct = vectors if groups is None else vectors[groups[0]]
-        index = cls(kind, vectors.shape, groups)
+        num_labels, dim = vectors.shape
         if kind == "exact":
-            index._searcher = _exact_searcher(distinct, bonus, accelerator)
-        elif kind == "hnsw":
-            index._searcher = _hnsw_searcher(distinct)
-        else:
-            index.nprobe, index.recall, index._searcher = _ivf_searcher(
-                distinct, seed, sample_queries
-            )
-        return index
+            exact = _exact_searcher(distinct, bonus, accelerator)
+            return cls(kind, (num_labels, dim), groups, exact)
+        if kind == "hnsw":
+            return cls(kind, (num_labels, dim), groups, _hnsw_searcher(distinct))
+        nprobe, recall, ivf = _ivf_searcher(distinct, seed, sample_queries)
+        return cls(kind, (num_labels, dim), groups, ivf, nprobe, recall)
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k best labels of each query.
@@ -179,10 +190,11 @@ class Index:
                 np.pad(scores, lacking, constant_values=-np.inf),
                 np.pad(ids, lacking, constant_values=-1),
             )
-        of_groups = self._searcher(queries, min(len(self._groups[0]), k))
+        scores, ids = self._searcher(queries, min(len(self._groups[0]), k))
         blocks = [slice(i, i + _EXPANDED) for i in range(0, max(1, len(queries)), _EXPANDED)]
-        parts = [_expand(*(array[rows] for array in of_groups), self._groups, k) for rows in blocks]
-        return tuple(np.concatenate(arrays) for arrays in zip(*parts))
+        parts = [_expand(scores[rows], ids[rows], self._groups, k) for rows in blocks]
+        scores, ids = (np.concatenate(arrays) for arrays in zip(*parts))
+        return scores, ids
 
 
 def mine(
@@ -243,7 +255,13 @@ def mine(
     return out
 
 
-def _without_own(ids, labels, filters, rows, width) -> np.ndarray:
+def _without_own(
+    ids: np.ndarray,
+    labels: csr_matrix,
+    filters: csr_matrix | None,
+    rows: np.ndarray,
+    width: int,
+) -> np.ndarray:
     """The first ``width`` of each row's results that are neither its positives nor filtered."""
     keys = [
         place * labels.shape[1] + label
@@ -262,7 +280,7 @@ def _without_own(ids, labels, filters, rows, width) -> np.ndarray:
 
 def _exact_searcher(
     vectors: np.ndarray, bonus: np.ndarray | None, accelerator: bool | None
-) -> Callable:
+) -> Searcher:
     """Function (queries, k) -> (scores, ids) over distinct rows, on host or device."""
     import jax
 
@@ -278,12 +296,12 @@ def _exact_searcher(
         return lambda queries, k: exact_search_jax(queries, held[0], k, bonus=held[1])
     resources = faiss.StandardGpuResources()
 
-    def knn(queries, k):
+    def knn(queries: np.ndarray, k: int) -> Found:
         return faiss.knn_gpu(resources, queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
 
     ordered = _ordered(knn, len(vectors))
 
-    def search(queries, k):  # faiss-gpu returns 2,048 results at the most
+    def search(queries: np.ndarray, k: int) -> Found:  # faiss-gpu returns 2,048 results at the most
         if k + _SPARE <= 2048:
             return ordered(queries, k)
         return exact_search_jax(queries, vectors, k)
@@ -291,10 +309,10 @@ def _exact_searcher(
     return search
 
 
-def _ordered(find: Callable, number: int) -> Callable:
+def _ordered(find: Searcher, number: int) -> Searcher:
     """Search whose equal scores go to the lower id, from a FAISS search that promises no order."""
 
-    def search(queries, k):
+    def search(queries: np.ndarray, k: int) -> Found:
         scores, ids = find(queries, min(number, k + _SPARE))
         scores = np.where(ids < 0, -np.inf, scores).astype(np.float32)
         order = np.lexsort((ids, -scores), axis=-1)[:, :k]
@@ -304,20 +322,22 @@ def _ordered(find: Callable, number: int) -> Callable:
     return search
 
 
-def _hnsw_searcher(vectors: np.ndarray) -> Callable:
+def _hnsw_searcher(vectors: np.ndarray) -> Searcher:
     import faiss
 
     index = faiss.IndexHNSWFlat(vectors.shape[1], 32, faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction = 200
     index.add(vectors)
 
-    def find(queries, k):
+    def find(queries: np.ndarray, k: int) -> Found:
         return index.search(queries, k, params=faiss.SearchParametersHNSW(efSearch=max(k, 128)))
 
     return _ordered(find, len(vectors))
 
 
-def _ivf_searcher(vectors, seed, sample_queries) -> tuple[int, float, Callable]:
+def _ivf_searcher(
+    vectors: np.ndarray, seed: int, sample_queries: np.ndarray | None
+) -> tuple[int, float, Searcher]:
     """(lists visited, recall, search function); k-means sees at most 40 rows a list.
 
     As many lists as a recall@20 of 0.95 needs, but at most a 64th of them: the vectors of the first
@@ -329,7 +349,7 @@ def _ivf_searcher(vectors, seed, sample_queries) -> tuple[int, float, Callable]:
     sample = vectors[np.sort(rng.permutation(number)[: 40 * lists])]
     held = InvertedLists.build(vectors, sample, lists, seed=seed)
 
-    def find(queries, k, nprobe):
+    def find(queries: np.ndarray, k: int, nprobe: int) -> Found:
         deep = -(-4 * k * lists // number)  # so many lists hold about 4 k labels
         return held.search(queries, k, max(nprobe, deep))
 
@@ -382,7 +402,7 @@ def _equal_rows(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return first[by_row], members, np.concatenate([[0], np.cumsum(sizes[by_row])])
 
 
-def _expand(scores, numbers, groups, k) -> tuple[np.ndarray, np.ndarray]:
+def _expand(scores: np.ndarray, numbers: np.ndarray, groups: Groups, k: int) -> Found:
     """Results over groups of equal labels -> results over labels, ``[n, k]`` each."""
     _, members, starts = groups
     sizes = np.where(numbers >= 0, starts[numbers + 1] - starts[numbers], 0)

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
 from xmc_jax.data.search.exact_search import exact_search, host_product, merge
+
+Run = Callable[..., Iterable[Any]]  # `map`, or that of a pool of threads
+Product = Callable[[np.ndarray, np.ndarray], np.ndarray]  # a @ b.T
+Results = tuple[np.ndarray, np.ndarray, np.ndarray]  # rows, scores, ids
 
 BLOCK = 1 << 17  # queries that are worth searching at once: about thirty a list and visit
 _ROWS = 1024  # vectors whose nearest centroids are looked for together
@@ -85,8 +90,8 @@ class InvertedLists:
 
     def _visit(
         self,
-        run: Callable,
-        product: Callable,
+        run: Run,
+        product: Product,
         queries: np.ndarray,
         probes: np.ndarray,
         scores: np.ndarray,
@@ -98,7 +103,7 @@ class InvertedLists:
         edges = np.searchsorted(visits[order], np.arange(len(self.centroids) + 1))
         visitors = (order // probes.shape[1]).astype(np.int32)  # ascending within a list
 
-        def scan(number):
+        def scan(number: int) -> list[Results]:
             rows = visitors[edges[number] : edges[number + 1]]
             return self._scan(product, queries, rows, number, scores)
 
@@ -109,16 +114,24 @@ class InvertedLists:
         order = np.argsort(row, kind="stable")
         bounds = np.searchsorted(row[order], np.arange(0, len(queries) + _CHUNK, _CHUNK))
 
-        def improve(chunk):
+        def improve(chunk: int) -> None:
             at, first = order[bounds[chunk] : bounds[chunk + 1]], chunk * _CHUNK
             part = slice(first, first + _CHUNK)
             merge(scores[part], ids[part], row[at] - first, score[at], label[at])
 
         list(run(improve, range(len(bounds) - 1)))
 
-    def _scan(self, product, queries, rows, number, scores) -> list[tuple]:
+    def _scan(
+        self,
+        product: Product,
+        queries: np.ndarray,
+        rows: np.ndarray,
+        number: int,
+        scores: np.ndarray,
+    ) -> list[Results]:
         """(rows, scores, ids) of what in list ``number`` is above the k-th best of its visitors."""
-        k, better = scores.shape[1], []
+        k = scores.shape[1]
+        better: list[Results] = []
         start, stop = self.starts[number], self.starts[number + 1]
         for first in range(start, stop, _TILE):
             width = min(_TILE, stop - first)
@@ -144,7 +157,7 @@ def nearest(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
     closest = np.zeros(len(vectors), np.int32)
     product = host_product()
 
-    def job(start):
+    def job(start: int) -> None:
         part = vectors[start : start + _ROWS]
         block = np.zeros((_ROWS, vectors.shape[1]), np.float32)  # one size, one compilation
         block[: len(part)] = part

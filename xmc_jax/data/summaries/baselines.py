@@ -137,17 +137,17 @@ def _count(
 ) -> tuple[dict[str, int], np.ndarray]:
     """Returns the number of each term, by first appearance, and inverse document frequencies."""
     vocabulary: dict[str, int] = {}
-    frequency = array("q")
+    counts = array("q")
     num_texts = 0
     for texts in (labels, training_texts):
         for text in texts:
             num_texts += 1
             for term in dict.fromkeys(_terms(text, analyzer)):
-                place = vocabulary.setdefault(term, len(frequency))
-                if place == len(frequency):
-                    frequency.append(0)
-                frequency[place] += 1
-    frequency = np.frombuffer(frequency, np.int64) if frequency else np.zeros(0, np.int64)
+                place = vocabulary.setdefault(term, len(counts))
+                if place == len(counts):
+                    counts.append(0)
+                counts[place] += 1
+    frequency = np.frombuffer(counts, np.int64) if counts else np.zeros(0, np.int64)
     return vocabulary, 1.0 + np.log((1 + num_texts) / (1 + frequency))
 
 
@@ -155,15 +155,15 @@ def _vectors(
     texts: Sequence[str], vocabulary: dict[str, int], idf: np.ndarray, analyzer: str
 ) -> sp.csr_matrix:
     """Returns the TF-IDF rows of the texts, each of length 1; unknown terms do not count."""
-    columns, counts, indptr = array("i"), array("f"), array("q", [0])
+    places, counts, ends = array("i"), array("f"), array("q", [0])
     for text in texts:
         for term, count in Counter(_terms(text, analyzer)).items():
             place = vocabulary.get(term)
             if place is not None:
-                columns.append(place)
+                places.append(place)
                 counts.append(count)
-        indptr.append(len(columns))
-    columns, indptr = np.array(columns, np.int32), np.array(indptr, np.int64)
+        ends.append(len(places))
+    columns, indptr = np.array(places, np.int32), np.array(ends, np.int64)
     data = ((1.0 + np.log(np.array(counts, np.float64))) * idf[columns]).astype(np.float32)
     matrix = sp.csr_matrix((data, columns, indptr), shape=(len(texts), len(vocabulary)))
     lengths = np.sqrt(np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel())

@@ -319,19 +319,19 @@ def _write(folder: Path, blocks: Iterable[tuple[np.ndarray, np.ndarray]], num_te
             dtype, width = ids.dtype, ids.shape[1:]
             offsets[done + 1 : done + 1 + len(lengths)] = lengths
             done += len(lengths)
-            checksum = zlib.crc32(ids, checksum)
-            file.write(ids)  # Not tofile, which may miss that the disk is full.
+            checksum = zlib.crc32(ids.data, checksum)
+            file.write(ids.data)  # Not tofile, which may miss that the disk is full.
     if done != num_texts:
         raise ValueError(f"len(texts) is {num_texts}, but {done} texts were read")
     np.cumsum(offsets, out=offsets)
-    (folder / "offsets.bin").write_bytes(offsets)
+    (folder / "offsets.bin").write_bytes(offsets.data)
     meta = {
         "num_texts": num_texts,
         "num_tokens": int(offsets[-1]),
         "dtype": dtype.name,
         "width": width,
         "ids_crc32": checksum,
-        "offsets_crc32": zlib.crc32(offsets),
+        "offsets_crc32": zlib.crc32(offsets.data),
     }
     (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 

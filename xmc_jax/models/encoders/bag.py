@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,6 +15,8 @@ from xmc_jax.models.encoders.padded import padded_batch
 from xmc_jax.models.layers import dropout, gelu, init_linear, linear, require_key
 
 Params = dict[str, Any]
+State = tuple[jax.Array, jax.Array]  # of a loop: the place in the texts, the sums so far
+Residuals = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class BagEncoder:
         start, count = text_spans(tokens)
         table = params["tokens"]["embedding"]
         ids = jnp.asarray(tokens.ids).astype(jnp.int32).reshape(-1)
-        if train and self.token_dropout:
+        if token_key is not None and self.token_dropout:
             kept = jax.random.bernoulli(token_key, 1 - self.token_dropout, ids.shape)
             ids = jnp.where(kept, ids, table.shape[0])
         total = sum_of_spans(table, ids, start, count)  # [B, H]
@@ -149,7 +152,7 @@ def sum_of_spans(
     """
     unroll = 4
 
-    def add(state):
+    def add(state: State) -> State:
         place, total = state
         for j in range(unroll):
             inside = place + j < count
@@ -164,17 +167,25 @@ def sum_of_spans(
     return _while_place_below(jnp.max(count, initial=0), add, total)
 
 
-def _sum_forward(table, flat_ids, start, count, flat_weights=None):
+def _sum_forward(
+    table: jax.Array,
+    flat_ids: jax.Array,
+    start: jax.Array,
+    count: jax.Array,
+    flat_weights: jax.Array | None = None,
+) -> tuple[jax.Array, Residuals]:
     # An empty slice carries the table's type; its number of rows is static.
     like = jnp.zeros((table.shape[0], 0), table.dtype)
     total = sum_of_spans(table, flat_ids, start, count, flat_weights)
     return total, (like, flat_ids, start, count, flat_weights)
 
 
-def _sum_backward(residuals, gradient):
+def _sum_backward(
+    residuals: Residuals, gradient: jax.Array
+) -> tuple[jax.Array, None, None, None, None]:
     like, flat_ids, start, count, flat_weights = residuals
 
-    def scatter(state):
+    def scatter(state: State) -> State:
         place, total = state
         inside = place < count
         ids = jnp.where(inside, _ids_at(flat_ids, start + place), like.shape[0])  # past the end
@@ -198,5 +209,7 @@ def _weighted(rows: jax.Array, flat_weights: jax.Array | None, index: jax.Array)
     return rows * jnp.take(flat_weights, index, mode="clip")[:, None]
 
 
-def _while_place_below(limit: jax.Array, body: Any, value: jax.Array) -> jax.Array:
+def _while_place_below(
+    limit: jax.Array, body: Callable[[State], State], value: jax.Array
+) -> jax.Array:
     return jax.lax.while_loop(lambda state: state[0] < limit, body, (jnp.int32(0), value))[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ _DISTILBERT_KEYS = {
 }
 _KEYS = {"bert": _BERT_KEYS, "distilbert": _DISTILBERT_KEYS}
 # Settings with one supported value: (family, key) -> value, which is also Hugging Face's default.
-_FIXED = {
+_FIXED: dict[str, dict[str, Any]] = {
     "bert": {"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False},
     "distilbert": {"activation": "gelu"},
 }
@@ -97,7 +97,12 @@ class TransformerConfig:
     @classmethod
     def minilm(cls, **changes: Any) -> TransformerConfig:
         """MiniLM-L6-H384: BERT with 6 layers, dim 384, 23 million parameters."""
-        shape = {"family": "bert", "dim": 384, "mlp_dim": 1536, "num_token_types": 2}
+        shape: dict[str, Any] = {
+            "family": "bert",
+            "dim": 384,
+            "mlp_dim": 1536,
+            "num_token_types": 2,
+        }
         return cls(**(shape | changes))
 
     @classmethod
@@ -108,7 +113,7 @@ class TransformerConfig:
           ValueError: ``model_type`` is not bert or distilbert, or a setting asks for a computation
             that is not supported (another activation, relative positions, a decoder).
         """
-        family = config.get("model_type")
+        family: Any = config.get("model_type")
         if family not in _KEYS:
             return cls(family=family)  # raises
         for key, expected in _FIXED[family].items():
@@ -122,7 +127,10 @@ class TransformerConfig:
     def to_huggingface(self) -> dict[str, Any]:
         """The dictionary of a ``config.json`` that Hugging Face reads."""
         values = asdict(self)
-        config = {"model_type": self.family, "architectures": [_ARCHITECTURES[self.family]]}
+        config: dict[str, Any] = {
+            "model_type": self.family,
+            "architectures": [_ARCHITECTURES[self.family]],
+        }
         config |= {theirs: values[ours] for ours, (theirs, _) in _KEYS[self.family].items()}
         return config | _FIXED[self.family] | {"dtype": "float32"}
 
@@ -274,14 +282,23 @@ class TransformerEncoder:
         mask = jnp.broadcast_to(present[:, None, :], (*ids.shape, ids.shape[1]))
         return self._run(params, ids, positions, mask, None, False)
 
-    def _run(self, params, ids, positions, mask, key, train) -> jax.Array:
+    def _run(
+        self,
+        params: Params,
+        ids: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array,
+        key: jax.Array | None,
+        train: bool,
+    ) -> jax.Array:
         if train and self.attention == "cudnn" and self.config.attention_dropout > 0:
             raise ValueError(
                 f"attention 'cudnn' with attention_dropout {self.config.attention_dropout}: it has "
                 "no dropout; set attention_dropout=0 in the TransformerConfig or attention='xla'"
             )
         rngs = None if key is None else {"dropout": key}
-        return _Transformer(self, train).apply({"params": params}, ids, positions, mask, rngs=rngs)
+        module = _Transformer(self, train)
+        return cast(jax.Array, module.apply({"params": params}, ids, positions, mask, rngs=rngs))
 
 
 class _Transformer(nn.Module):

@@ -108,11 +108,11 @@ class Frugal:
         )
         shape = (self.queries.vocab_size, self.dim)
         table = self.token_scale * jax.random.normal(keys["tokens"], shape, jnp.float32)
-        params = {
+        params: Params = {
             "tokens": {"embedding": table * (idf > 0)[:, None]},
             "meta": self.init_meta(keys["meta"]),
         }
-        moving = {"idf": jnp.asarray(idf)}
+        moving: Moving = {"idf": jnp.asarray(idf)}
         params["queries"], moving["queries"] = self.queries.init(keys["queries"])
         for name in ("text", "graph"):
             if name in self.parts:
@@ -248,12 +248,12 @@ class Frugal:
             if name not in self.parts:
                 continue
             part = given[name]
-            if name != "free":
+            if name != "free" and part is not None:
                 part, moving[name] = label_parts.residual_block(
                     params[name], moving[name], part, self.label_dropout, part_key, train=train
                 )
             parts.append(part)
-        if len(parts) == 1:
+        if len(parts) == 1 and parts[0] is not None:
             return parts[0], moving
         vectors, moving["attention"] = label_parts.attend(
             params["attention"],

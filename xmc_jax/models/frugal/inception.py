@@ -164,7 +164,7 @@ class InceptionQueries:
             if not self.experts:
                 y = gelu(y) + x @ jnp.asarray(pooling_matrix(x.shape[1], self.dim), x.dtype)
             outputs.append(jnp.where(run.filled[:, None], y, 0))
-        return tuple(outputs), run.moving
+        return (outputs[0], outputs[1]), run.moving
 
     def apply_padded(
         self,
