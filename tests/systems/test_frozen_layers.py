@@ -182,13 +182,14 @@ def test_a_run_resumes_exactly_and_predicts_new_texts(freeze, own_data, folder, 
     shutil.rmtree(source)
     opened = open_runs.open_run(whole)
     names = {f"layer_{i}" for i in range(freeze, LAYERS)}
-    assert set(opened.params["encoder"]) == names
-    joined = {**opened.frozen.params, **opened.params["encoder"]}
+    params = opened.weights.params
+    assert set(params["encoder"]) == names
+    joined = {**opened.system.frozen.params, **params["encoder"]}
     encoder = TransformerEncoder(SHAPE)
     texts = ["red apple", "a wild garden or an old castle", "river"]
     tokens = token_stores.encode(texts, opened.tokenizer, max_length=made.max_length)
     batch = packing.one_text_a_row(tokens.ids, np.diff(tokens.offsets), row_length=32)
-    expected = opened.embedder.model.de(opened.params, encoder.apply(joined, batch))
+    expected = opened.system.model.de(params, encoder.apply(joined, batch))
     found = predictor.load(whole).encode(texts, head="de")
     np.testing.assert_allclose(found, expected, atol=3e-3)  # hidden states in 16 bits
     evaluated = open_runs.evaluate_run(open_runs.open_run(whole))
@@ -235,7 +236,7 @@ def test_own_data_with_a_pretrained_encoder_in_one_line(own_data, folder, tmp_pa
     assert launch.start(made, tmp_path / "run")["heads"]
     meta = json.loads((tmp_path / "run/meta.json").read_text())["resolved"]
     assert meta["encoder"]["freeze"] == LAYERS - 1 and meta["head_dim"] == 0
-    assert open_runs.open_run(tmp_path / "run").frozen is not None
+    assert open_runs.open_run(tmp_path / "run").system.frozen is not None
 
 
 def test_what_cannot_be_frozen(own_data, folder, tmp_path):
