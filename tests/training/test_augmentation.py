@@ -11,11 +11,14 @@ import tiny
 from scipy.sparse import csr_matrix
 
 from xmc_jax import metrics
+from xmc_jax.contracts import Stage
 from xmc_jax.data.dataset import Split, make_dataset
 from xmc_jax.data.graph import gandalf
 from xmc_jax.systems import encoders
+from xmc_jax.systems.unidec.source import make_source
 from xmc_jax.training import augmentation, training_data
-from xmc_jax.training.source import BatchSource
+
+ONE = Stage(0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -25,16 +28,17 @@ def setting(tmp_path_factory):
         "wordnet-mini", batch_size=32, pool_size=128, row_length=64, held_out_share=0.1,
         gandalf__enabled=True, batching="random", hard_negatives=False,
     )  # fmt: skip
-    dataset, entry, _ = training_data.read_dataset(config)
+    options = tiny.options(config)
+    dataset, entry, _ = training_data.read_dataset("wordnet-mini", "", max_length=16)
     texts = [*dataset.train.texts, *dataset.label_texts]
-    tokenizer = encoders.tokenizer(config, texts, tmp_path_factory.mktemp("tokenizer"))
-    return config, training_data.load(config, dataset, entry, tokenizer)
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer = encoders.tokenizer(options.encoder, texts, folder)
+    return options, training_data.load(options, dataset, entry, tokenizer)
 
 
 def test_a_positive_that_is_a_filter_pair_is_no_evidence(setting, tmp_path):
-    config, data = setting
-    config = config.copy_and_resolve_references()
-    config.held_out_share = 0.0
+    options, data = setting
+    options = dataclasses.replace(options, held_out_share=0.0)
     train, test = data.dataset.train, data.dataset.test
     row = int(np.argmax(np.diff(train.labels.indptr)))
     label = int(train.labels[row].indices[0])
@@ -42,24 +46,23 @@ def test_a_positive_that_is_a_filter_pair_is_no_evidence(setting, tmp_path):
     train = Split(train.texts, train.labels, pairs)
     dataset = make_dataset("barred", train, test, data.dataset.label_texts)
     texts = [*train.texts, *dataset.label_texts]
-    tokenizer = encoders.tokenizer(config, texts, tmp_path)
-    loaded = training_data.load(config, dataset, data.entry, tokenizer)
+    tokenizer = encoders.tokenizer(options.encoder, texts, tmp_path)
+    loaded = training_data.load(options, dataset, data.entry, tokenizer)
     expected = train.labels.tolil()
     expected[row, label] = 0
     assert (loaded.labels != expected.tocsr()).nnz == 0 and loaded.labels.has_canonical_format
     assert loaded.dataset.train.labels[row, label] == 1  # propensities are of the original
-    made = augmentation.augment(config, loaded)
+    made = augmentation.augment(options, loaded)
     targets = gandalf.gandalf_targets(loaded.labels, delta=0.1)
     assert (made.labels[len(train.texts) :] != targets).nnz == 0
-    config.mask_filter_pairs = False
-    assert training_data.load(config, dataset, data.entry, tokenizer).labels[row, label] == 1
+    unmasked = dataclasses.replace(options, mask_filter_pairs=False)
+    assert training_data.load(unmasked, dataset, data.entry, tokenizer).labels[row, label] == 1
 
 
 def augmented(setting, **changes):
-    config, data = setting
-    config = config.copy_and_resolve_references()
-    config.gandalf.update(changes)
-    return augmentation.augment(config, data)
+    options, data = setting
+    gandalf_options = dataclasses.replace(options.gandalf, **changes)
+    return augmentation.augment(dataclasses.replace(options, gandalf=gandalf_options), data)
 
 
 def numbers(setting, made) -> tuple[np.ndarray, np.ndarray]:
@@ -69,11 +72,11 @@ def numbers(setting, made) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_disabled_changes_nothing(setting):
-    config, data = setting
+    _, data = setting
     assert augmented(setting, enabled=False) is data
-    without = config.copy_and_resolve_references()
+    without = tiny.config("wordnet-mini")
     del without.gandalf  # a work directory from before there was such a field
-    assert augmentation.augment(without, data) is data
+    assert augmentation.augment(tiny.options(without), data) is data
 
 
 def test_points_are_d_and_z(setting):
@@ -108,11 +111,11 @@ def test_held_out_rows_are_unseen(setting):
 
 
 def test_batches_hold_soft_targets(setting):
-    config, made = setting[0], augmented(setting)
-    source = BatchSource(config, made, 255)
-    assert source.steps_per_epoch == -(-len(made.rows) // 32)
+    options, made = setting[0], augmented(setting)
+    source = make_source(options, made, 255)
+    assert source.shapes.steps == -(-len(made.rows) // 32)
     soft, queries = 0, source.epoch_queries(0)
-    for step, (batch, _, labels) in zip(range(6), source.ahead(0, 0)):
+    for step, (batch, _, labels) in zip(range(6), source.ahead(ONE, 0, 0)):
         assert batch.targets.dtype == np.float32 and batch.where.dtype == bool
         there = labels >= 0
         for slot, row in enumerate(queries[step]):
@@ -124,8 +127,8 @@ def test_batches_hold_soft_targets(setting):
                 assert own.sum() == 1 and batch.where[slot, there][own]
                 soft += ((expected > 0) & (expected < 1)).sum()
     assert soft > 0
-    again = BatchSource(config, augmented(setting), 255)
-    first, second = next(source.ahead(1, 3)), next(again.ahead(1, 3))
+    again = make_source(options, augmented(setting), 255)
+    first, second = next(source.ahead(ONE, 1, 3)), next(again.ahead(ONE, 1, 3))
     jax.tree.map(np.testing.assert_array_equal, first[0], second[0])
 
 
@@ -191,8 +194,7 @@ def test_labels_of_the_same_text_are_neither_positive_nor_negative(setting, pair
     assert [np.flatnonzero(row).tolist() for row in barred] == [[3], [], [3], [0, 2], []]
     assert made.filters[:4].toarray().sum() == len(pairs)
     assert not made.labels[8].nnz  # a label without text poses no point
-    unmasked = setting[0].copy_and_resolve_references()
-    unmasked.mask_filter_pairs = False
+    unmasked = dataclasses.replace(setting[0], mask_filter_pairs=False)
     assert augmentation.augment(unmasked, dataclasses.replace(data, filters=None)).filters is None
 
 

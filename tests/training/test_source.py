@@ -11,46 +11,48 @@ import pytest
 import tiny
 from scipy.sparse import csr_matrix
 
-from configs import unidec
+from xmc_jax.contracts import Stage
 from xmc_jax.data.batching import batches
 from xmc_jax.systems import encoders
-from xmc_jax.training import refresh, training_data
-from xmc_jax.training.refresh import Refresh
+from xmc_jax.systems.unidec.source import make_source
+from xmc_jax.training import training_data
 from xmc_jax.training.source import BatchSource
 
 MAX_SEGMENTS = 255
+ONE = Stage(0, 1)
 
 
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory):
     """Mini's data with filter pairs, and a refresh with hard negatives drawn at random."""
     config = tiny.config("wordnet-mini", batch_size=32, pool_size=128, row_length=64, fill="random")
-    dataset, entry, _ = training_data.read_dataset(config)
+    options = tiny.options(config)
+    dataset, entry, _ = training_data.read_dataset("wordnet-mini", "", max_length=16)
     texts = [*dataset.train.texts, *dataset.label_texts]
-    tokenizer = encoders.tokenizer(config, texts, tmp_path_factory.mktemp("tokenizer"))
-    data = training_data.load(config, dataset, entry, tokenizer)
-    return config, data
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer = encoders.tokenizer(options.encoder, texts, folder)
+    return options, training_data.load(options, dataset, entry, tokenizer)
 
 
-def refresh_of(config, data, source: BatchSource, seed: int = 0) -> Refresh:
+def refresh_of(options, data, source: BatchSource, seed: int = 0) -> dict[str, np.ndarray]:
+    """Arrays by name; a dict is what a source asks of a refresh."""
     rng = np.random.default_rng(seed)
-    rows, levels = len(data.rows), source.levels
-    if config.batching == "joined":
-        smallest = config.cluster_schedule[0][1]
-        levels = batches.cluster_levels(rows, config.batch_size, "joined", smallest)
+    rows, levels = len(data.rows), source.shapes.levels
+    if options.batching == "joined":
+        smallest = options.cluster_schedule[0][1]
+        levels = batches.cluster_levels(rows, options.batch_size, "joined", smallest)
     offsets = np.arange(2**levels + 1) * rows // 2**levels
-    width = config.eta * config.refresh_epochs
+    width = options.eta * options.refresh_epochs
     mined = rng.integers(0, data.num_labels, (data.labels.shape[0], width), np.int32)
     mined[rng.random(mined.shape) < 0.1] = -1
-    return Refresh(rng.permutation(rows), offsets, mined)
+    return {"order": rng.permutation(rows), "offsets": offsets, "hard_negatives": mined}
 
 
-def source_of(config, data, refreshed: bool = True, **changes) -> BatchSource:
-    config = config.copy_and_resolve_references()
-    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
-    source = BatchSource(config, data, MAX_SEGMENTS)
+def source_of(options, data, refreshed: bool = True, drawn: int = 0, **changes) -> BatchSource:
+    options = dataclasses.replace(options, **changes)
+    source = make_source(options, data, MAX_SEGMENTS)
     if refreshed:
-        source.use(refresh_of(config, data, source))
+        source.use(refresh_of(options, data, source, seed=drawn))
     return source
 
 
@@ -64,29 +66,25 @@ def assert_same(first, second) -> None:
 @pytest.mark.parametrize("batching", ["clusters", "joined", "random"])
 def test_pure_function_of_epoch_and_step(setting, batching):
     source = source_of(*setting, batching=batching)
-    whole = list(source.ahead(3, 0))
-    assert len(whole) == source.steps_per_epoch
+    whole = list(source.ahead(ONE, 3, 0))
+    assert len(whole) == source.shapes.steps
     again = source_of(*setting, batching=batching)
-    list(itertools.islice(again.ahead(1, 5), 3))  # what it made before leaves no trace
-    for step, made in zip(range(20, source.steps_per_epoch), again.ahead(3, 20)):
+    list(itertools.islice(again.ahead(ONE, 1, 5), 3))  # what it made before leaves no trace
+    for step, made in zip(range(20, source.shapes.steps), again.ahead(ONE, 3, 20)):
         assert_same(made, whole[step])
-    other_epoch, other_seed = (
-        next(source.ahead(4, 0)),
-        next(source_of(*setting, batching=batching, seed=1).ahead(3, 0)),
-    )
-    for other in (other_epoch, other_seed):
+    other_epoch = next(source.ahead(ONE, 4, 0))
+    other_seed = next(source_of(*setting, batching=batching, seed=1).ahead(ONE, 3, 0))
+    other_refresh = next(source_of(*setting, drawn=1, batching=batching).ahead(ONE, 3, 0))
+    for other in (other_epoch, other_seed, other_refresh):
         assert not np.array_equal(other[0].pool_ids, whole[0][0].pool_ids)
-    other_refresh = source_of(*setting, batching=batching)
-    other_refresh.use(refresh_of(source._config, setting[1], source, seed=1))
-    assert not np.array_equal(next(other_refresh.ahead(3, 0))[0].pool_ids, whole[0][0].pool_ids)
 
 
 @pytest.mark.parametrize("batching", ["clusters", "joined", "random"])
 def test_every_row_once_an_epoch(setting, batching):
-    config, data = setting
-    source = source_of(config, data, batching=batching)
+    options, data = setting
+    source = source_of(options, data, batching=batching)
     queries = source.epoch_queries(2)
-    assert queries.shape == (source.steps_per_epoch, source.batch_size)
+    assert queries.shape == (source.shapes.steps, source.shapes.queries)
     np.testing.assert_array_equal(np.sort(queries[queries >= 0]), data.rows)
 
 
@@ -95,7 +93,7 @@ def test_shapes_are_fixed_and_few(setting, refreshed):
     source = source_of(*setting, refreshed=refreshed)
     rows, others = set(), set()
     for epoch in range(3):
-        for batch, stats, labels in source.ahead(epoch, 0):
+        for batch, stats, labels in source.ahead(ONE, epoch, 0):
             rows.add(batch.tokens.ids.shape[0])
             assert stats["rows"] <= batch.tokens.ids.shape[0]
             shapes = jax.tree.map(lambda x: (x.shape, str(x.dtype)), batch)
@@ -107,22 +105,23 @@ def test_shapes_are_fixed_and_few(setting, refreshed):
 
 def test_shapes_stay_few_over_refreshes(setting):
     """A run of many refreshes compiles a handful of programs, not a handful for each."""
-    config, data = setting
-    source, rows = source_of(config, data), set()
+    options, data = setting
+    source, rows = source_of(options, data), set()
     for epoch in range(12):
-        source.use(refresh_of(config, data, source, seed=epoch))
+        source.use(refresh_of(options, data, source, seed=epoch))
         rows |= {
-            batch.tokens.ids.shape[0] for batch, _, _ in itertools.islice(source.ahead(epoch, 0), 8)
+            batch.tokens.ids.shape[0]
+            for batch, _, _ in itertools.islice(source.ahead(ONE, epoch, 0), 8)
         }
     assert len(rows) <= 5
 
 
 def test_targets_and_where_are_exact(setting):
-    config, data = setting
-    source = source_of(config, data)
+    options, data = setting
+    source = source_of(options, data)
     queries = source.epoch_queries(1)
     masked = 0
-    for step, (batch, _, labels) in enumerate(itertools.islice(source.ahead(1, 0), 20)):
+    for step, (batch, _, labels) in enumerate(itertools.islice(source.ahead(ONE, 1, 0), 20)):
         there = batch.pool_ids < data.num_labels
         np.testing.assert_array_equal(labels, np.where(there, batch.pool_ids, -1))
         ids = batch.pool_ids[there]
@@ -141,18 +140,18 @@ def test_targets_and_where_are_exact(setting):
 
 
 def test_without_masking_filter_pairs_count(setting):
-    config, data = setting
+    options, data = setting
     unmasked = dataclasses.replace(data, filters=None)
-    batch = next(source_of(config, unmasked).ahead(1, 0))[0]
-    queries = source_of(config, data).epoch_queries(1)[0]
+    batch = next(source_of(options, unmasked).ahead(ONE, 1, 0))[0]
+    queries = source_of(options, data).epoch_queries(1)[0]
     there = batch.pool_ids < data.num_labels
     assert batch.where[queries >= 0][:, there].all()
 
 
 def test_tokens_are_those_of_queries_and_labels(setting):
-    config, data = setting
-    source = source_of(config, data)
-    batch, stats, labels = next(source.ahead(1, 7))
+    options, data = setting
+    source = source_of(options, data)
+    batch, stats, labels = next(source.ahead(ONE, 1, 7))
     queries = source.epoch_queries(1)[7]
     tokens, number = batch.tokens, 0
     for text, (store, row) in enumerate(
@@ -173,15 +172,14 @@ def test_tokens_are_those_of_queries_and_labels(setting):
 
 def test_no_hard_negative_is_an_own_positive(setting):
     """Mined lists never hold positives or filter pairs; were they to, targets would be right."""
-    config, data = setting
-    config = config.copy_and_resolve_references()
-    config.hard_negatives = True
-    source = source_of(config, data)
+    options, data = setting
+    assert options.hard_negatives
+    source = source_of(options, data)
     own = data.labels.indices[data.labels.indptr[data.rows]]  # the first positive of each row
     mined = np.full((data.labels.shape[0], 6), -1, np.int32)
     mined[data.rows] = own[:, None]
-    source.use(dataclasses.replace(refresh_of(config, data, source), hard_negatives=mined))
-    batch, _, _ = next(source.ahead(1, 0))
+    source.use(refresh_of(options, data, source) | {"hard_negatives": mined})
+    batch, _, _ = next(source.ahead(ONE, 1, 0))
     queries = source.epoch_queries(1)[0]
     for slot, query in enumerate(queries):
         if query >= 0:
@@ -190,33 +188,31 @@ def test_no_hard_negative_is_an_own_positive(setting):
 
 
 def test_extra_positives_are_the_classifiers_alone(setting):
-    config, data = setting
-    source = source_of(config, data, extra_positives=2, extra_pool_size=24, beta=1)
-    batch, _, labels = next(source.ahead(1, 0))
-    assert batch.pool_ids.shape == (source.pool_size + 24,)
-    assert labels.shape == (source.pool_size,)
-    assert batch.tokens.text_row.shape == (source.batch_size + source.pool_size,)
-    assert batch.targets[:, source.pool_size :].any()
+    options, data = setting
+    source = source_of(options, data, extra_positives=2, extra_pool_size=24, beta=1)
+    batch, _, labels = next(source.ahead(ONE, 1, 0))
+    assert batch.pool_ids.shape == (source.shapes.labels + 24,)
+    assert labels.shape == (source.shapes.labels,)
+    assert batch.tokens.text_row.shape == (source.shapes.queries + source.shapes.labels,)
+    assert batch.targets[:, source.shapes.labels :].any()
 
 
 def test_random_batches_before_the_first_refresh(setting):
-    config, data = setting
-    source = source_of(config, data, refreshed=False)
+    options, data = setting
+    source = source_of(options, data, refreshed=False)
     queries = source.epoch_queries(0)
     np.testing.assert_array_equal(np.sort(queries[queries >= 0]), data.rows)
-    assert queries.shape == (2**source.levels, source.batch_size)
+    assert queries.shape == (2**source.shapes.levels, source.shapes.queries)
 
 
 def test_pool_smaller_than_a_batch(setting):
-    config, data = setting
+    options, data = setting
     with pytest.raises(ValueError, match=r"config\.pool_size = 20 is smaller than the \d+ queries"):
-        source_of(config, data, pool_size=20)
+        source_of(options, data, pool_size=20)
 
 
-def test_few_labels_and_few_rows():
+def test_few_labels_and_few_rows(setting):
     """A pool is never larger than the labels there are, nor a batch than the rows."""
-    config = unidec.get_config("wordnet-mini,debug")
-    config.batching = "random"
     store = training_data.TokenStore(np.arange(10, dtype=np.uint16), np.arange(11))
     data = training_data.TrainingData(
         dataset=None,
@@ -228,16 +224,7 @@ def test_few_labels_and_few_rows():
         held_out=None,
         test=None,
     )
-    source = BatchSource(config, data, MAX_SEGMENTS)
-    assert (source.batch_size, source.pool_size, source.steps_per_epoch) == (10, 10, 1)
-    batch, _, _ = next(source.ahead(0, 0))
+    source = source_of(setting[0], data, refreshed=False, batching="random")
+    assert source.shapes == (10, 10, 0, 1)
+    batch, _, _ = next(source.ahead(ONE, 0, 0))
     assert np.array_equal(batch.targets.sum(axis=1), np.ones(10))
-
-
-def test_due_epochs():
-    config = unidec.get_config("amazontitles1.3m")
-    assert [refresh.due(config, e) for e in (0, 4, 5, 11)] == [0, 0, 5, 10]
-    config.warmup_epochs = 2
-    assert [refresh.due(config, e) for e in (0, 1, 2, 6, 7)] == [None, None, 2, 2, 7]
-    config.batching, config.hard_negatives = "random", False
-    assert refresh.due(config, 50) is None

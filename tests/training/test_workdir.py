@@ -9,20 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from xmc_jax import files
 from xmc_jax.training import workdir
 
 CONFIG = {"dataset": "x", "data": "", "lr": {"table": 0.01}, "cluster_schedule": ((0, 4), (5, 8))}
 
 
 def began(folder: Path, config: dict = CONFIG) -> dict:
-    assert workdir.open_run(folder, config) is None
+    assert workdir.claim(folder, config) is None
     return workdir.begin(folder, {"config": config, "epochs": 2})
 
 
 def test_new_then_continued(tmp_path):
     folder = tmp_path / "deep" / "run"
     meta = began(folder)
-    assert workdir.open_run(folder, CONFIG) == {**meta, "resolved": CONFIG}
+    assert workdir.claim(folder, CONFIG) == {**meta, "resolved": CONFIG}
     assert meta["epochs"] == 2
     assert os.listdir(folder) == ["meta.json"]
 
@@ -31,7 +32,7 @@ def test_changed_configuration_lists_every_difference(tmp_path):
     began(tmp_path)
     changed = {**CONFIG, "lr": {"table": 0.02}, "new": 1, "cluster_schedule": ((0, 4), (5, 9))}
     with pytest.raises(workdir.WorkdirError) as error:
-        workdir.open_run(tmp_path, changed)
+        workdir.claim(tmp_path, changed)
     for part in (
         f"{tmp_path} holds a run with another configuration",
         "lr.table: there 0.01, now 0.02",
@@ -46,33 +47,33 @@ def test_changed_configuration_lists_every_difference(tmp_path):
 def test_fields_of_later_versions_are_compared_only_if_they_were_given(tmp_path):
     began(tmp_path)
     later = {**CONFIG, "lr": {"table": 0.01, "decay": 0.5}, "extra": {"enabled": True}}
-    assert workdir.open_run(tmp_path, later, ["lr.table"])["resolved"] == later
+    assert workdir.claim(tmp_path, later, ["lr.table"])["resolved"] == later
     for given in (["extra.enabled"], None):
         with pytest.raises(workdir.WorkdirError, match="enabled: there None, now True") as error:
-            workdir.open_run(tmp_path, later, given)
+            workdir.claim(tmp_path, later, given)
         assert ("lr.decay" in str(error.value)) == (given is None)
     with pytest.raises(workdir.WorkdirError, match=r"lr\.table: there 0\.01, now None"):
-        workdir.open_run(tmp_path, {**later, "lr": {}}, [])
+        workdir.claim(tmp_path, {**later, "lr": {}}, [])
 
 
 def test_fields_that_were_left_open_later_keep_the_value_of_the_run(tmp_path):
-    assert workdir.open_run(tmp_path, CONFIG) is None
+    assert workdir.claim(tmp_path, CONFIG) is None
     workdir.begin(tmp_path, {"config": CONFIG, "resolved": CONFIG, "epochs": 2})
     later = {**CONFIG, "lr": {"table": None}}
-    assert workdir.open_run(tmp_path, later, [])["resolved"]["lr"] == {"table": 0.01}
+    assert workdir.claim(tmp_path, later, [])["resolved"]["lr"] == {"table": 0.01}
     for given in (["lr.table"], None):
         with pytest.raises(workdir.WorkdirError, match=r"lr\.table: there 0\.01, now None"):
-            workdir.open_run(tmp_path, later, given)
+            workdir.claim(tmp_path, later, given)
 
 
 def test_data_may_lie_elsewhere(tmp_path):
     began(tmp_path)
-    assert workdir.open_run(tmp_path, {**CONFIG, "data": "/new/place"}) is not None
+    assert workdir.claim(tmp_path, {**CONFIG, "data": "/new/place"}) is not None
 
 
 def test_start_that_never_began_leaves_nothing(tmp_path):
     folder = tmp_path / "run"
-    assert workdir.open_run(folder, CONFIG) is None
+    assert workdir.claim(folder, CONFIG) is None
     (folder / "tokenizer").mkdir()
     (folder / "labels").write_text("a\n")
     workdir.discard(folder)
@@ -83,10 +84,10 @@ def test_start_that_never_began_leaves_nothing(tmp_path):
 
 
 def test_what_a_killed_start_left_is_not_used(tmp_path):
-    assert workdir.open_run(tmp_path, CONFIG) is None
+    assert workdir.claim(tmp_path, CONFIG) is None
     (tmp_path / "tokenizer").mkdir()  # of another vocabulary size, perhaps
     (tmp_path / "log.txt").write_text("the user's")
-    assert workdir.open_run(tmp_path, {**CONFIG, "dataset": "y"}) is None
+    assert workdir.claim(tmp_path, {**CONFIG, "dataset": "y"}) is None
     assert not (tmp_path / "tokenizer").exists() and (tmp_path / "log.txt").exists()
 
 
@@ -94,7 +95,7 @@ def test_what_a_killed_start_left_is_not_used(tmp_path):
 def test_folder_with_the_files_of_something_else_is_refused(tmp_path, name):
     (tmp_path / name).write_text("precious")
     with pytest.raises(workdir.WorkdirError, match=f"is not a work directory.*holds {name}"):
-        workdir.open_run(tmp_path, CONFIG)
+        workdir.claim(tmp_path, CONFIG)
     workdir.discard(tmp_path)
     assert (tmp_path / name).read_text() == "precious"
 
@@ -103,7 +104,7 @@ def test_path_below_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file" / "run", tmp_path / "file"):
         with pytest.raises(workdir.WorkdirError, match=r"cannot be written to .*--workdir"):
-            workdir.open_run(folder, CONFIG)
+            workdir.claim(folder, CONFIG)
 
 
 def test_read_only_file_system(small_disk):
@@ -112,9 +113,9 @@ def test_read_only_file_system(small_disk):
     small_disk.remount("ro")
     for folder in (disk / "run", disk / "new"):
         with pytest.raises(workdir.WorkdirError, match="Read-only file system"):
-            workdir.open_run(folder, CONFIG)
+            workdir.claim(folder, CONFIG)
     with pytest.raises(OSError, match=r"eval\.json cannot be written: Read-only file system"):
-        workdir.write_json(disk / "run" / "eval.json", {})
+        files.write_json(disk / "run" / "eval.json", {})
 
 
 def test_one_process_at_a_time(tmp_path):
@@ -146,34 +147,11 @@ def test_not_a_work_directory(tmp_path, text, said):
 
 def test_write_json_is_whole_or_not_at_all(tmp_path):
     path = tmp_path / "a.json"
-    workdir.write_json(path, {"a": np.float32(1.5), "b": np.arange(2), "c": Path("x"), "d": "é"})
+    files.write_json(path, {"a": np.float32(1.5), "b": np.arange(2), "c": Path("x"), "d": "é"})
     assert json.loads(path.read_text()) == {"a": 1.5, "b": [0, 1], "c": "x", "d": "é"}
     with pytest.raises(TypeError, match="object"):
-        workdir.write_json(path, object())
+        files.write_json(path, object())
     assert os.listdir(tmp_path) == ["a.json"] and json.loads(path.read_text())["a"] == 1.5
-
-
-def test_log_drops_what_lies_behind_the_checkpoint(tmp_path):
-    log = workdir.MetricsLog(tmp_path, 0)
-    for step in (1, 2, 3, 4):
-        log.write(step, loss=np.float32(step), pool={"fill": 0.5})
-    log.close()
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(path.read_text() + '{"step": 5, "lo')  # a kill in the middle of a line
-    log = workdir.MetricsLog(tmp_path, 2)
-    log.write(3, loss=30.0)
-    log.close()
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(line["step"], line["loss"]) for line in lines] == [(1, 1.0), (2, 2.0), (3, 30.0)]
-    assert not (tmp_path / "metrics.tmp").exists()
-
-
-def test_full_disk_in_the_log_names_the_file(tmp_path):
-    log = workdir.MetricsLog(tmp_path, 0)
-    log._file.close()
-    log._file = open("/dev/full", "w", buffering=1)
-    with pytest.raises(OSError, match=r"metrics\.jsonl: step 7 could not be logged \(No space"):
-        log.write(7, loss=1.0)
 
 
 def test_versions_and_flatten():

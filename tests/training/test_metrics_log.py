@@ -1,0 +1,33 @@
+"""The log of a run: what lies behind the checkpoint is dropped; a full disk names the file."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from xmc_jax.training.metrics_log import MetricsLog
+
+
+def test_log_drops_what_lies_behind_the_checkpoint(tmp_path):
+    log = MetricsLog(tmp_path, 0)
+    for step in (1, 2, 3, 4):
+        log.write(step, loss=np.float32(step), pool={"fill": 0.5})
+    log.close()
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 5, "lo')  # a kill in the middle of a line
+    log = MetricsLog(tmp_path, 2)
+    log.write(3, loss=30.0)
+    log.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+    assert not (tmp_path / "metrics.tmp").exists()
+
+
+def test_full_disk_in_the_log_names_the_file(tmp_path):
+    log = MetricsLog(tmp_path, 0)
+    log._file.close()
+    log._file = open("/dev/full", "w", buffering=1)
+    with pytest.raises(OSError, match=r"metrics\.jsonl: step 7 could not be logged \(No space"):
+        log.write(7, loss=1.0)
