@@ -6,6 +6,7 @@ Nothing here computes. A new encoder is an `Encoder`, a new family a `Family` wh
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
@@ -124,13 +125,14 @@ class Stage(NamedTuple):
 
 
 class Encoder(Protocol):
-    """Packed texts to vectors. Frozen and hashable.
+    """Packed texts to vectors: a frozen dataclass, whose fields are JSON or dataclasses again.
 
     Attributes:
       shared: whether both sides of a batch may come in one call (``side="both"``).
     """
 
     shared: ClassVar[bool]
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     @property
     def dim(self) -> int:
@@ -277,8 +279,8 @@ class Batches(Protocol):
 
 
 # Jitted: (state, batch, factor) -> (state, scalars); the state is donated. A batch is a pytree of
-# host arrays whose ``tokens`` are a `TokenBatch`; the factor multiplies all learning rates. Scalars
-# are ``loss``, further ``loss_*``, and ``gradient_norm``.
+# host arrays, texts first; the factor multiplies all learning rates. Scalars are ``loss``, further
+# ``loss_*``, and ``gradient_norm``.
 Step = jax.stages.Wrapped
 
 
@@ -394,13 +396,15 @@ class Built(NamedTuple):
       system: the system.
       data: the points as its training reads them.
       weights: its first parameters and model state, without tables.
-      description: plain JSON, from which `Family.open` makes the model again.
+      description: plain JSON, the entry ``encoder`` of the meta data that `Family.open` reads.
+      summary: what reads the texts, in a few words.
     """
 
     system: System
     data: Any
     weights: Weights
     description: dict[str, Any]
+    summary: str
 
 
 Bounds = Mapping[str, tuple[float, float | None]]
@@ -431,7 +435,10 @@ class Family(Protocol[Options]):
         """Fill the fields that are left open (`xmc_jax.systems.settings.OpenFields`)."""
 
     def options(self, config: Mapping[str, Any]) -> Options:
-        """The options of a complete configuration, as a frozen dataclass."""
+        """The options of a complete configuration.
+
+        A frozen dataclass that extends `xmc_jax.training.options.TrainingOptions`.
+        """
 
     def scaled(self, config: Mapping[str, Any], epochs: int) -> dict[str, Any]:
         """The fields that change where a run of these stages lasts so many epochs."""
@@ -444,9 +451,6 @@ class Family(Protocol[Options]):
 
     def smaller(self, config: Mapping[str, Any], divisor: int) -> dict[str, Any]:
         """Settings that make vectors smaller by a divisor; {} where nothing can be."""
-
-    def text_form(self, options: Options) -> TextForm:
-        """How texts are cut into tokens."""
 
     def tokenizer(self, options: Options, texts: Iterable[str], folder: Path) -> Tokenizer:
         """The run's tokenizer: kept in its folder, taken from a model, or trained on the texts."""

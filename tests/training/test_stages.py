@@ -17,7 +17,7 @@ def stages_of(ranges, epochs: int = 10) -> tuple[Stage, ...]:
 
 
 def options_of(**fields) -> TrainingOptions:
-    sizes = dict(max_length=8, row_length=8, batch_size=4, pool_size=8, beta=1, eta=1)
+    sizes = dict(max_length=8, batch_size=4)
     rates = Rates(encoder=0.1, heads=0.1, table=0.1)
     return TrainingOptions(seed=0, lr=rates, **{**sizes, "refresh_epochs": 4, **fields})
 

@@ -19,6 +19,7 @@ from xmc_jax.training.loop import Run
 from xmc_jax.training.state import num_bytes
 
 SHARE = 0.9  # of what there is may be used
+SIZES = ("batch_size", "pool_size")  # of a batch, where a configuration has them
 
 
 def state(run: Run, config: ConfigDict) -> list[str]:
@@ -100,7 +101,7 @@ def smaller_settings(config: ConfigDict) -> Iterator[dict[str, Any]]:
     family = family_of(values)
 
     def batch(n: int) -> dict[str, Any]:
-        return {"batch_size": config.batch_size // n, "pool_size": config.pool_size // n}
+        return {name: values[name] // n for name in SIZES if name in values}
 
     cheaper, smaller = family.cheaper(values), lambda n: family.smaller(values, n)
     alone = [*cheaper, batch(2), smaller(2), batch(4), smaller(4)]
@@ -113,6 +114,15 @@ def smaller_settings(config: ConfigDict) -> Iterator[dict[str, Any]]:
         if changed not in tried:
             tried.append(changed)
             yield changed
+
+
+def advice(config: ConfigDict) -> str:
+    """What needs less memory, in words, for a run that had too little."""
+    values = config.to_dict()
+    sizes = " and ".join(f"config.{name}" for name in SIZES if name in values)
+    cheaper = [setting.items() for setting in family_of(values).cheaper(values)]
+    others = "".join(f", or config.{k}={v}" for items in cheaper for k, v in items)
+    return f"a smaller {sizes}, smaller vectors{others}"
 
 
 def _fits(run: Run, config: ConfigDict, settings: dict[str, Any], limit: float) -> bool:

@@ -35,7 +35,7 @@ class Start:
       config: resolved.
       weights: first parameters.
       meta: of the work directory; None where the run is new.
-      description: of the model's encoder.
+      description, summary: of the model (`xmc_jax.contracts.Built`).
       source: folder or file of the data.
     """
 
@@ -44,6 +44,7 @@ class Start:
     weights: Weights
     meta: dict[str, Any] | None
     description: dict[str, Any]
+    summary: str
     source: Path
 
 
@@ -73,8 +74,7 @@ def start(
                 raise
             raise TrainingError(
                 f"{folder}: out of memory on {jax.devices()[0]} ({str(error).splitlines()[0]}). "
-                "Take a smaller config.batch_size and config.pool_size, smaller vectors, or "
-                "config.table.dtype=bfloat16, in a new --workdir."
+                f"Take {device_memory.advice(config)}, in a new --workdir."
             ) from error
 
 
@@ -91,8 +91,9 @@ def _start(config: ConfigDict, folder: Path, overrides: Collection[str] | None) 
         raise
     run = begun.run
     restored = checkpoints.restore_latest(folder, device_memory.state_shapes(run))
+    info: dict[str, Any] = {}
     if restored is None:
-        state, info = run.system.first_state(run.data, begun.weights), {}
+        state = run.system.first_state(run.data, begun.weights)
     else:
         state, info = restored
         logging.info("continuing %s from step %d of %d", folder, int(state.step), run.total_steps)
@@ -150,7 +151,7 @@ def prepare(config: ConfigDict, folder: Path, meta: dict[str, Any] | None) -> St
         source=built.system.source(built.data),
         stages=family.stages(options, resolved.epochs if meta is None else meta["epochs"]),
     )
-    return Start(run, resolved, weights, meta, built.description, source)
+    return Start(run, resolved, weights, meta, built.description, built.summary, source)
 
 
 def _keep_frequency(run: Run) -> None:
@@ -169,7 +170,7 @@ def _begin(begun: Start, given: dict[str, Any]) -> None:
     shapes = run.source.shapes
     print(
         f"{data.dataset.name}: {len(data.rows):,} training rows, {data.num_labels:,} labels, "
-        f"{config.encoder.name} encoder, {shapes.queries} queries and "
+        f"{begun.summary}, {shapes.queries} queries and "
         f"{shapes.labels} labels a batch, {shapes.steps:,} steps an epoch"
     )
     for line in device_memory.state(run, config):
@@ -201,8 +202,8 @@ def _begin(begun: Start, given: dict[str, Any]) -> None:
 
 def _epochs_in_budget(run: Run, weights: Weights, minutes: float) -> int:
     """Time some steps and an evaluation's embedding on a throw-away state."""
-    params = jax.tree.map(lambda x: jax.numpy.array(x, copy=True), weights.params)
-    state = run.system.first_state(run.data, weights._replace(params=params), measure=True)
+    weights = jax.tree.map(lambda x: jax.numpy.array(x, copy=True), weights)
+    state = run.system.first_state(run.data, weights, measure=True)
     times: list[float] = []
     # The last stage of those that train everything: a model may get parts on the way.
     slowest = [stage for stage in run.stages if stage.trains == "all"] or run.stages

@@ -131,7 +131,7 @@ def open_run(
     family = family_of(meta["resolved"])
     options = family.options(meta["resolved"])
     tail_weight = options.tail_weight if tail_weight is None else float(tail_weight)
-    least, most = family.bounds["tail_weight"]
+    least, most = family.bounds.get("tail_weight", (-np.inf, None))
     if not least <= tail_weight <= (np.inf if most is None else most):
         raise ValueError(
             f"tail_weight: found {tail_weight}, expected a number from {least} to {most}."
@@ -247,7 +247,7 @@ def evaluate_and_save(
     loaded, _ = _read_split(opened, options.get("split", "test"), options.get("data", ""))
     ranker = opened.ranker(kind=options.get("kind", "exact"))  # labels are embedded once
     result = evaluate_run(opened, keep=keep, ranker=ranker, **options)
-    if save_predictions:
+    if save_predictions and keep is not None:
         arrays = {}
         for head, (ids, scores) in keep.items():
             arrays[f"{head}_ids"], arrays[f"{head}_scores"] = ids, scores

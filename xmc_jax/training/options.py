@@ -1,4 +1,4 @@
-"""What every family's options have: the settings that batches, the loop and the data read."""
+"""What families' options have in common: the settings that the loop, data and batches read."""
 
 from __future__ import annotations
 
@@ -49,21 +49,14 @@ class GandalfOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """A resolved configuration's settings that no family owns; its comments say what they mean."""
+    """What the loop and the data read of every family; the configurations say what fields mean."""
 
     seed: int
     max_length: int
-    row_length: int
     batch_size: int
-    pool_size: int
-    beta: int
-    eta: int
     lr: Rates
     gandalf: GandalfOptions = GandalfOptions()
     hard_negatives: bool = True
-    fill: str = "none"
-    extra_positives: int = 0
-    extra_pool_size: int = 0
     mask_filter_pairs: bool = True
     batching: str = "random"
     cluster_schedule: tuple[tuple[int, int], ...] = ((0, 4), (5, 8), (10, 16), (20, 32))
@@ -81,6 +74,19 @@ class TrainingOptions:
         return TextForm(self.max_length, special_tokens=False)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PoolOptions(TrainingOptions):
+    """What else families read whose batches are packed texts and a pool of labels."""
+
+    row_length: int
+    pool_size: int
+    beta: int
+    eta: int
+    fill: str = "none"
+    extra_positives: int = 0
+    extra_pool_size: int = 0
+
+
 def from_mapping(kind: type[Data], values: Mapping[str, Any]) -> Data:
     """A frozen dataclass from nested mappings; entries that it has no field for are left out.
 
@@ -93,7 +99,8 @@ def from_mapping(kind: type[Data], values: Mapping[str, Any]) -> Data:
     """
     types, taken = typing.get_type_hints(kind), {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        value, required = values.get(field.name), field.default is dataclasses.MISSING
+        value: Any = values.get(field.name)
+        required = field.default is dataclasses.MISSING
         if field.name not in values or (value is None and required):
             if required:
                 raise ValueError(f"config.{field.name} is {value}: expected a value.")

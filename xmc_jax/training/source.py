@@ -10,13 +10,13 @@ import numpy as np
 
 from xmc_jax.contracts import BatchMaker, Made, Points, RefreshFiles, Shapes, Stage
 from xmc_jax.data.batching import batches, pools
-from xmc_jax.training.options import TrainingOptions
+from xmc_jax.training.options import PoolOptions, TrainingOptions
 
 AHEAD = 2  # batches made while the device works
 SAMPLED_BATCHES = 16  # whose packed rows the compiled shapes are chosen for
 
 
-def batch_shapes(options: TrainingOptions, data: Points) -> Shapes:
+def batch_shapes(options: PoolOptions, data: Points) -> Shapes:
     """Sizes that follow from the options and the data.
 
     Raises:
@@ -41,15 +41,16 @@ def batch_shapes(options: TrainingOptions, data: Points) -> Shapes:
 class PoolSampler:
     """Draws the label pools of a run."""
 
-    def __init__(self, options: TrainingOptions, data: Points, shapes: Shapes) -> None:
+    def __init__(self, options: PoolOptions, data: Points, shapes: Shapes) -> None:
         """Without mined negatives, until there is a refresh."""
         self._options, self._data, self._shapes = options, data, shapes
         self._hard_negatives: np.ndarray | None = None
 
     def use(self, refresh: RefreshFiles | None) -> None:
         """Draw hard negatives from this refresh from now on."""
-        mined = refresh is not None and self._options.hard_negatives
-        self._hard_negatives = refresh.get("hard_negatives") if mined else None
+        self._hard_negatives = None
+        if refresh is not None and self._options.hard_negatives:
+            self._hard_negatives = refresh.get("hard_negatives")
 
     def draw(self, queries: np.ndarray, epoch: int, step: int) -> pools.Pool:
         """The pool of a batch, a function of (seed, epoch, step, refresh) alone."""

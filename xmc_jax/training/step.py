@@ -89,7 +89,7 @@ class CompiledStep:
             self.compiled[shapes] = self._function.lower(*abstract, np.float32(1)).compile()
             logging.info(
                 "compiled the step for %d rows in %.1f s (shape %d)",
-                batch.tokens.ids.shape[0],
+                leaves[0].shape[0],
                 time.perf_counter() - started,
                 len(self.compiled),
             )

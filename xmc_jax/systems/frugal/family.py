@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from tokenizers import Tokenizer
 
-from xmc_jax.contracts import Built, Stage, TextForm, Weights
+from xmc_jax.contracts import Bounds, Built, Stage, Tokenizer, Weights
 from xmc_jax.data.batching import batches
 from xmc_jax.data.dataset import Dataset
 from xmc_jax.data.graph import label_features
@@ -32,9 +31,9 @@ from xmc_jax.training.training_data import TrainingData
 class FrugalFamily:
     """See `xmc_jax.contracts.Family`."""
 
-    names = frugal_options.NAMES
-    bounds = frugal_options.BOUNDS
-    transfers = ("tokens", "queries", "text", "graph", "attention")
+    names: Mapping[str, tuple[Any, ...]] = frugal_options.NAMES
+    bounds: Bounds = frugal_options.BOUNDS
+    transfers: tuple[str, ...] = ("tokens", "queries", "text", "graph", "attention")
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Check what holds between the fields.
@@ -102,10 +101,6 @@ class FrugalFamily:
         del config, divisor
         return {}
 
-    def text_form(self, options: FrugalOptions) -> TextForm:
-        """How texts are cut into tokens."""
-        return options.text_form
-
     def tokenizer(self, options: FrugalOptions, texts: Iterable[str], folder: Path) -> Tokenizer:
         """The run's tokenizer (`xmc_jax.systems.encoders.tokenizer`)."""
         return encoders.tokenizer(options.encoder, texts, folder)
@@ -124,7 +119,7 @@ class FrugalFamily:
         stores = (data.train_tokens, data.label_tokens)
         idf = label_features.inverse_document_frequency(stores, vocab_size)
         queries = encoders.queries(options.encoder, vocab_size, options.max_length)
-        model = _model(options, queries, data.num_labels)
+        model = frugal_model(options, queries, data.num_labels)
         params = model.init(jax.random.key(options.seed), idf)
         if words is not None:
             params = model.with_embeddings(params, words)
@@ -136,11 +131,12 @@ class FrugalFamily:
             _augmented(options, data),
             Weights(params, {"moving": moving}, {}),
             encoders.describe(queries),
+            f"{options.encoder.name} encoder",
         )
 
     def open(self, options: FrugalOptions, folder: Path, meta: Mapping[str, Any]) -> FrugalSystem:
         """The system of a work directory, without data."""
-        model = _model(options, encoders.restore(meta["encoder"]), meta["num_labels"])
+        model = frugal_model(options, encoders.restore_queries(meta["encoder"]), meta["num_labels"])
         graph = graph_rows.load_rows(folder) if model.label_graph else None
         return FrugalSystem(options, model, graph)
 
@@ -160,7 +156,7 @@ def _augmented(options: FrugalOptions, data: TrainingData) -> TrainingData:
     return dataclasses.replace(data, train_tokens=data.joined_tokens())
 
 
-def _model(
+def frugal_model(
     options: FrugalOptions, queries: BagQueries | InceptionQueries, num_labels: int
 ) -> Frugal:
     """A frugal classifier with its parts."""

@@ -9,7 +9,7 @@ from xmc_jax.systems import settings
 from xmc_jax.systems.encoders import OF_WORD_VECTORS, EncoderOptions
 from xmc_jax.systems.frugal import text_mixing
 from xmc_jax.systems.settings import TableOptions
-from xmc_jax.training.options import TrainingOptions
+from xmc_jax.training.options import PoolOptions
 
 CLUSTERS = ("pifa", "text")  # what labels are clustered by
 NAMES = {
@@ -51,7 +51,7 @@ class ClusterOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FrugalOptions(TrainingOptions):
+class FrugalOptions(PoolOptions):
     """A resolved configuration; the comments of its fields say what they mean."""
 
     encoder: EncoderOptions

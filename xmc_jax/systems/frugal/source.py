@@ -12,7 +12,7 @@ from xmc_jax.data.batching import packing
 from xmc_jax.data.batching.pools import Pool
 from xmc_jax.systems.frugal import text_mixing
 from xmc_jax.systems.frugal.step import FrugalBatch
-from xmc_jax.training.options import TrainingOptions
+from xmc_jax.training.options import PoolOptions
 from xmc_jax.training.source import BatchSource, PoolSampler, batch_shapes
 
 LABEL_SEGMENTS = 255  # label texts in a packed row, at most
@@ -41,7 +41,7 @@ class FrugalBatches:
 
     def __init__(
         self,
-        options: TrainingOptions,
+        options: PoolOptions,
         data: Points,
         shapes: Shapes,
         *,
@@ -173,7 +173,7 @@ class FrugalBatches:
 
 
 def make_source(
-    options: TrainingOptions,
+    options: PoolOptions,
     data: Points,
     max_segments: int,
     *,

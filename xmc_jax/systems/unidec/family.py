@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from tokenizers import Tokenizer
 
-from xmc_jax.contracts import Built, Stage, TextForm, Weights
+from xmc_jax.contracts import Bounds, Built, Encoder, Stage, Tokenizer, Weights
 from xmc_jax.data.batching import batches
 from xmc_jax.data.dataset import Dataset
 from xmc_jax.data.search import index as indexes
 from xmc_jax.models import pretrained
+from xmc_jax.models.encoders.transformer import TransformerEncoder
 from xmc_jax.models.heads.unidec import UniDEC
 from xmc_jax.systems import encoders, frozen_layers, settings
 from xmc_jax.systems.settings import OpenFields
@@ -36,9 +36,9 @@ OF_TRANSFORMERS = {  # options of the encoder that a bag does not have, and what
 class UniDECFamily:
     """See `xmc_jax.contracts.Family`."""
 
-    names = unidec_options.NAMES
-    bounds = unidec_options.BOUNDS
-    transfers = ("encoder", "de_head", "clf_head")
+    names: Mapping[str, tuple[Any, ...]] = unidec_options.NAMES
+    bounds: Bounds = unidec_options.BOUNDS
+    transfers: tuple[str, ...] = ("encoder", "de_head", "clf_head")
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Check what holds between the fields.
@@ -126,10 +126,6 @@ class UniDECFamily:
         """Smaller heads."""
         return {"head_dim": config["head_dim"] // divisor} if config.get("head_dim") else {}
 
-    def text_form(self, options: UniDECOptions) -> TextForm:
-        """How texts are cut into tokens."""
-        return options.text_form
-
     def tokenizer(self, options: UniDECOptions, texts: Iterable[str], folder: Path) -> Tokenizer:
         """The run's tokenizer (`xmc_jax.systems.encoders.tokenizer`)."""
         return encoders.tokenizer(options.encoder, texts, folder)
@@ -151,6 +147,7 @@ class UniDECFamily:
         )
         key, frozen = jax.random.key(options.seed), None
         if options.encoder.freeze:
+            assert isinstance(encoder, TransformerEncoder), "`check` lets no other pass"
             whole = init_encoder(key)
             frozen, encoder, rest = frozen_layers.split_run(
                 options.encoder.freeze, folder, encoder, whole, row_length=options.row_length
@@ -159,7 +156,8 @@ class UniDECFamily:
         system = UniDECSystem(options, _model(options, encoder), frozen)
         data = augmentation.augment(options, data.read_by(system.read))
         params = system.model.init(key, init_encoder)
-        return Built(system, data, Weights(params, {}, {}), encoders.describe(encoder))
+        summary = f"{options.encoder.name} encoder"
+        return Built(system, data, Weights(params, {}, {}), encoders.describe(encoder), summary)
 
     def open(self, options: UniDECOptions, folder: Path, meta: Mapping[str, Any]) -> UniDECSystem:
         """The system of a work directory, without data."""
@@ -168,7 +166,7 @@ class UniDECFamily:
         return UniDECSystem(options, _model(options, encoder), frozen)
 
 
-def _model(options: UniDECOptions, encoder: Any) -> UniDEC:
+def _model(options: UniDECOptions, encoder: Encoder) -> UniDEC:
     """Encoder and heads; ``head_dim`` 0 is no projection."""
     return UniDEC(encoder, options.head_dim or None, options.head_dropout)
 

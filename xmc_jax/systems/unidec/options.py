@@ -9,7 +9,7 @@ from xmc_jax.data.search import index as indexes
 from xmc_jax.systems import settings
 from xmc_jax.systems.encoders import EncoderOptions
 from xmc_jax.systems.settings import TableOptions
-from xmc_jax.training.options import TrainingOptions
+from xmc_jax.training.options import PoolOptions
 
 NAMES = {
     **settings.NAMES,
@@ -46,7 +46,7 @@ class HeadOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class UniDECOptions(TrainingOptions):
+class UniDECOptions(PoolOptions):
     """A resolved configuration; the comments of its fields say what they mean."""
 
     encoder: EncoderOptions

@@ -9,7 +9,7 @@ import numpy as np
 from xmc_jax.contracts import Made, Points, RefreshFiles, Shapes, Stage, TokenBatch
 from xmc_jax.data.batching import packing
 from xmc_jax.systems.unidec.step import StepBatch
-from xmc_jax.training.options import TrainingOptions
+from xmc_jax.training.options import PoolOptions
 from xmc_jax.training.source import BatchSource, PoolSampler, batch_shapes
 
 
@@ -21,7 +21,7 @@ class UniDECBatches:
 
     def __init__(
         self,
-        options: TrainingOptions,
+        options: PoolOptions,
         data: Points,
         shapes: Shapes,
         *,
@@ -90,7 +90,7 @@ class UniDECBatches:
 
 
 def make_source(
-    options: TrainingOptions, data: Points, max_segments: int, *, shared: bool = True
+    options: PoolOptions, data: Points, max_segments: int, *, shared: bool = True
 ) -> BatchSource:
     """The batches of a run.
 
