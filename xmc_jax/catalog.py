@@ -33,7 +33,7 @@ class Entry:
       num_labels: labels, or None where unknown.
       a: propensity constant A.
       b: propensity constant B.
-      max_length: tokens a text, special tokens included.
+      max_length: tokens a text, special tokens included; None = not chosen yet.
       text: "title" or "title+content": what a row's text is made of.
       source: for people: which page offers the files.
     """
@@ -45,7 +45,7 @@ class Entry:
     num_labels: int | None
     a: float
     b: float
-    max_length: int
+    max_length: int | None
     text: str
     source: str
 
@@ -189,7 +189,7 @@ def default_entry(
     num_train: int | None,
     num_test: int | None,
     num_labels: int | None,
-    max_length: int,
+    max_length: int | None,
 ) -> Entry:
     """Returns an entry for people's own data: A = 0.55, B = 1.5, texts as they are in the files."""
     return Entry(

@@ -11,7 +11,9 @@ from absl import flags
 
 from xmc_jax.host import console
 
-_DATA = flags.DEFINE_string("data", None, "Folder, one .jsonl/.tsv/.csv file, or catalog name.")
+_DATA = flags.DEFINE_string(
+    "data", None, "Folder, one .jsonl/.tsv/.csv file, or catalog name.", required=True
+)
 _LABELS = flags.DEFINE_string(
     "labels", "", "Texts of labels or their numbers, | between them; '' = the most frequent ones."
 )
@@ -39,5 +41,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.mark_flag_as_required("data")
     console.run(main)

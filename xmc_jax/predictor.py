@@ -69,9 +69,9 @@ class Predictor:
         known = opened.label_texts()
         added: list[str] = []
         if new_labels is not None:
-            is_file = isinstance(new_labels, (str, Path))
-            added = list(_read_lines(str(new_labels)) if is_file else new_labels)
-            added = [text for text in added if text.strip()]
+            if isinstance(new_labels, (str, Path)):
+                new_labels = list(_read_lines(str(new_labels)))
+            added = [text for text in new_labels if text.strip()]
         self.num_known = len(known)
         self.label_texts: Sequence[str] = [*known, *added] if added else known
         tokens = self._tokens(self.label_texts, "label", keep=not added)

@@ -9,7 +9,9 @@ from absl import flags
 
 from xmc_jax.host import console
 
-_INPUT = flags.DEFINE_string("input", None, "Folder, one .jsonl/.tsv/.csv file, or catalog name.")
+_INPUT = flags.DEFINE_string(
+    "input", None, "Folder, one .jsonl/.tsv/.csv file, or catalog name.", required=True
+)
 _OUTPUT = flags.DEFINE_string("output", "", "New folder for the canonical form; '' = only check.")
 _TEXT = flags.DEFINE_enum(
     "text", "", ["", "title", "title+content"], "What a text is made of; '' = as the catalog says."
@@ -30,5 +32,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.mark_flag_as_required("input")
     console.run(main)

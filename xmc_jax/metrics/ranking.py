@@ -276,7 +276,7 @@ def precision_recall_thresholds(
             scores[rows][real & among_pairs(of_truth, ids, rows.start, num_labels)]
         )
     kept, correct = (np.sort(np.concatenate(parts)) for parts in (kept_parts, correct_parts))
-    even = np.linspace(kept[0], kept[-1], 11) if len(kept) else []
+    even = np.linspace(kept[0], kept[-1], 11) if len(kept) else kept
     num_true = max(truth.nnz, 1)
     points = []
     for t in even if thresholds is None else thresholds:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
+import jax
 import numpy as np
 from tqdm import tqdm
 
@@ -15,7 +16,7 @@ CHUNK_TEXTS = 2048
 FEW = 32  # a call of a 32nd of a chunk, or less, has a shape of its own
 
 # From places ``start, stop`` among the rows and their tokens to arrays whose rows are the texts.
-Function = Callable[[int, int, TokenBatch], Sequence[np.ndarray]]
+Function = Callable[[int, int, TokenBatch], Sequence[jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from xmc_jax.models.frugal.bag_queries import BagQueries
 from xmc_jax.models.frugal.inception import InceptionQueries
 
 OF_WORD_VECTORS = ("bag", "inception")  # encoders of token vectors alone; others are pretrained
-KINDS = {kind.__name__: kind for kind in (BagEncoder, BagQueries, InceptionQueries)}
+QUERIES = {kind.__name__: kind for kind in (BagQueries, InceptionQueries)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,15 +172,15 @@ def _tower(
             )
         return transformer, lambda key: params
     words = token_table(options, folder, vocab_size, seed=seed)
-    shape = (vocab_size, options.dim) if words is None else words.shape
-    bag = BagEncoder(*shape, options.dropout, options.token_dropout)
+    size, dim = (vocab_size, options.dim) if words is None else words.shape
+    bag = BagEncoder(size, dim, options.dropout, options.token_dropout)
 
     def init(key: jax.Array) -> Any:
-        params, factors = bag.init(key), np.float32(options.token_scale)
+        params, scale = bag.init(key), np.float32(options.token_scale)
         if words is None:
-            factors = factors * (token_counts > 0)[:, None]
+            factors: np.ndarray | np.float32 = scale * (token_counts > 0)[:, None]
         else:
-            params = bag.with_embeddings(params, words)
+            params, factors = bag.with_embeddings(params, words), scale
         return {**params, "tokens": {"embedding": params["tokens"]["embedding"] * factors}}
 
     return bag, init
@@ -224,7 +224,7 @@ def queries(
     )
 
 
-def describe(encoder: Any) -> dict[str, Any]:
+def describe(encoder: Encoder | BagQueries | InceptionQueries) -> dict[str, Any]:
     """An encoder as plain JSON: enough to make it again without its pretrained folder."""
     if isinstance(encoder, TwoTowers):
         towers = {"query": describe(encoder.query), "label": describe(encoder.label)}
@@ -232,13 +232,19 @@ def describe(encoder: Any) -> dict[str, Any]:
     return {"kind": type(encoder).__name__, **dataclasses.asdict(encoder)}
 
 
-def restore(description: Mapping[str, Any]) -> Any:
-    """The encoder of ``describe``."""
+def restore(description: Mapping[str, Any]) -> Encoder:
+    """The text encoder of `describe`."""
     fields = dict(description)
     name = fields.pop("kind")
     if name == TwoTowers.__name__:
         return TwoTowers(restore(fields["query"]), restore(fields["label"]))
-    if name in KINDS:
-        return KINDS[name](**fields)
+    if name == BagEncoder.__name__:
+        return BagEncoder(**fields)
     fields["config"] = TransformerConfig(**fields["config"])
     return TransformerEncoder(**fields)
+
+
+def restore_queries(description: Mapping[str, Any]) -> BagQueries | InceptionQueries:
+    """The query encoder of `describe`."""
+    fields = dict(description)
+    return QUERIES[fields.pop("kind")](**fields)

@@ -22,7 +22,7 @@ from absl import logging
 from tqdm import tqdm
 
 from xmc_jax import files
-from xmc_jax.contracts import TokenBatch, Tokens
+from xmc_jax.contracts import Encoder, TokenBatch, Tokens
 from xmc_jax.data.batching import packing
 from xmc_jax.data.tokens import token_stores
 from xmc_jax.data.tokens.token_stores import TokenStore
@@ -66,7 +66,7 @@ class FrozenLayers:
         self._chunks = Chunks(num_rows, CHUNK_TEXTS, row_length, encoder.max_segments)
         digest = hashlib.sha256(f"1 {encoder} {pooled} {dtype}".encode())
         for leaf in jax.tree.leaves(params):
-            digest.update(np.asarray(leaf))
+            digest.update(np.asarray(leaf).data)
         self._digest = digest.digest()
 
         def hidden(params: Any, tokens: TokenBatch) -> jax.Array:
@@ -88,7 +88,7 @@ class FrozenLayers:
         """
         digest = hashlib.sha256(self._digest)
         for array in (tokens.ids, tokens.offsets):
-            digest.update(np.ascontiguousarray(array))
+            digest.update(np.ascontiguousarray(array).data)
         path = files.cache_folder() / "hidden" / f"hidden-{digest.hexdigest()[:20]}"
         if not keep and not path.exists():
             blocks = self._blocks(tokens, np.arange(len(tokens)))
@@ -161,7 +161,7 @@ def split_run(
     return kept or frozen, upper, rest  # the pretrained folder may have changed since
 
 
-def load(workdir: Path, upper: Any, *, row_length: int) -> FrozenLayers | None:
+def load(workdir: Path, upper: Encoder, *, row_length: int) -> FrozenLayers | None:
     """The frozen part of a run, to go before its encoder ``upper``; None where nothing is frozen.
 
     Raises:
@@ -169,16 +169,18 @@ def load(workdir: Path, upper: Any, *, row_length: int) -> FrozenLayers | None:
     """
     if not (workdir / FOLDER).exists():
         return None
+    assert isinstance(upper, TransformerEncoder), "of one tower"
     encoder, params = pretrained.load_encoder(
         workdir / FOLDER, pooling=upper.pooling, compute_dtype=upper.compute_dtype
     )
     return FrozenLayers(encoder, params, pooled=reads_pooled(upper), row_length=row_length)
 
 
-def reads_pooled(encoder: Any) -> bool:
+def reads_pooled(encoder: Encoder) -> bool:
     """Whether an encoder is what remains where all layers are frozen."""
-    start = getattr(encoder, "start", 0)
-    return start > 0 and start == encoder.config.num_layers
+    if not isinstance(encoder, TransformerEncoder):
+        return False
+    return 0 < encoder.start == encoder.config.num_layers
 
 
 def read_through(frozen: FrozenLayers | None, tokens: Tokens, *, keep: bool) -> Tokens:

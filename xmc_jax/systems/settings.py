@@ -94,7 +94,8 @@ class OpenFields:
 
     def __init__(self, config: dict[str, Any]) -> None:
         """Of nested dicts, which are changed."""
-        self.config, self.chosen = config, {}
+        self.config = config
+        self.chosen: dict[str, Any] = {}
 
     def __getitem__(self, dotted: str) -> Any:
         return field_of(self.config, dotted)

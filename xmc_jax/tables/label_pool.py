@@ -17,7 +17,7 @@ import jax.numpy as jnp
 STORAGE_DTYPES = ("float32", "bfloat16")
 
 
-def pool_mask(ids: jax.Array, num_labels: int) -> jax.Array:
+def pool_mask(ids: jax.typing.ArrayLike, num_labels: int) -> jax.Array:
     """``[P]`` boolean: True where an id is a label, False where it is padding.
 
     >>> import jax.numpy as jnp
@@ -28,7 +28,7 @@ def pool_mask(ids: jax.Array, num_labels: int) -> jax.Array:
     return (ids >= 0) & (ids < num_labels)
 
 
-def gather_rows(table: jax.Array, ids: jax.Array) -> jax.Array:
+def gather_rows(table: jax.Array, ids: jax.typing.ArrayLike) -> jax.Array:
     """Reads rows of a table; 0 for ids outside of it.
 
     Args:
@@ -49,7 +49,7 @@ def gather_rows(table: jax.Array, ids: jax.Array) -> jax.Array:
     return from_storage(rows)
 
 
-def scatter_rows(table: jax.Array, ids: jax.Array, rows: jax.Array) -> jax.Array:
+def scatter_rows(table: jax.Array, ids: jax.typing.ArrayLike, rows: jax.Array) -> jax.Array:
     """Writes rows into a table; ids outside of it are dropped.
 
     In place if the table is donated to the jitted function this is called in. Rows for a 16-bit

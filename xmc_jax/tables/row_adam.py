@@ -54,7 +54,7 @@ def init(table: jax.Array) -> RowAdamState:
 def update(
     table: jax.Array,
     state: RowAdamState,
-    ids: jax.Array,
+    ids: jax.typing.ArrayLike,
     row_gradients: jax.Array,
     *,
     learning_rate: float | jax.Array,

@@ -41,9 +41,9 @@ def augment(options: TrainingOptions, data: TrainingData) -> TrainingData:
     train_codes, label_codes, (empty,) = splits.text_codes(
         data.dataset.train.texts, data.dataset.label_texts, [""]
     )
-    taken = [empty]
+    taken = np.array([empty])
     if settings.skip_labels_that_are_points:
-        taken = np.append(train_codes[data.rows], empty)
+        taken = np.append(train_codes[data.rows], taken)
     joining = np.flatnonzero(~np.isin(label_codes, taken))
     joining = _share(rng, joining, data.labels, settings.share, settings.order)
     points, texts = _points(rng, data.rows, joining, settings.points)

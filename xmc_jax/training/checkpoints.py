@@ -112,7 +112,8 @@ def restore_latest(workdir: Path, like: TrainState) -> tuple[TrainState, dict[st
     Raises:
       CheckpointError: the checkpoint is of another model, or all are damaged.
     """
-    found, damaged = steps(workdir), []
+    found = steps(workdir)
+    damaged: list[Path] = []
     for step in reversed(found):
         folder = workdir / "checkpoints" / str(step)
         problem = _damage(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,10 @@ def measure(
     ks: tuple[int, ...],
 ) -> dict[str, dict[str, float]]:
     """Metrics in percent, with filter pairs left out and without that."""
-    options = dict(inverse_propensity=inverse_propensity, ks=ks)
-    return {
-        "filtered": metrics.evaluate(ids, split.truth, filter_pairs=split.filter_pairs, **options),
-        "unfiltered": metrics.evaluate(ids, split.truth, **options),
-    }
+    run = functools.partial(
+        metrics.evaluate, ids, split.truth, inverse_propensity=inverse_propensity, ks=ks
+    )
+    return {"filtered": run(filter_pairs=split.filter_pairs), "unfiltered": run()}
 
 
 def evaluate(

@@ -22,7 +22,7 @@ class MetricsLog:
             kept = [
                 line
                 for line in self._path.read_text().splitlines()
-                if _step_of(line) is not None and _step_of(line) <= first_step
+                if (step := _step_of(line)) is not None and step <= first_step
             ]
             with files.replacing(self._path) as file:
                 file.write("".join(line + "\n" for line in kept))

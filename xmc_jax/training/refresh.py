@@ -99,7 +99,7 @@ def write_blocks(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...
         header = {"descr": "<i4", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:
-            file.write(np.ascontiguousarray(block, "<i4"))
+            file.write(np.ascontiguousarray(block, "<i4").data)
 
 
 def prune(workdir: Path, keep: Collection[int | None]) -> None:

@@ -38,7 +38,8 @@ def scaled(stages: Sequence[Sequence[Any]], epochs: int, *, field: str) -> tuple
             "or config.max_minutes."
         )
     total = sum(stage[0] for stage in stages)
-    ends, seen = [], 0
+    ends: list[int] = []
+    seen = 0
     for number, stage in enumerate(stages, 1):
         seen += stage[0]
         least, most = (ends[-1] if ends else 0) + 1, epochs - (len(stages) - number)

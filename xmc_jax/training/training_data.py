@@ -21,6 +21,8 @@ from xmc_jax.data.tokens import token_stores
 from xmc_jax.data.tokens.token_stores import TokenStore
 from xmc_jax.training.options import TrainingOptions
 
+BLOCK_TEXTS = 1 << 16
+
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSplit:
@@ -261,6 +263,7 @@ def hold_out_rows(
     )
     if not len(held_out):
         return train.labels, None
+    assert kept.rows is not None and held_out.rows is not None, "hold_out numbers them"
     labels = placed_rows(kept.labels, kept.rows, train.labels.shape[0])
     removed = train.labels.nnz - labels.nnz - held_out.labels.nnz
     logging.info("held out: %d rows; %d reverse pairs left training", len(held_out), removed)
@@ -282,11 +285,11 @@ def only_rows(matrix: csr_matrix, rows: np.ndarray) -> csr_matrix:
     return placed_rows(matrix[rows], rows, matrix.shape[0])
 
 
-def token_counts(stores: Sequence[TokenStore], vocab_size: int) -> np.ndarray:
+def token_counts(stores: Sequence[Tokens], vocab_size: int) -> np.ndarray:
     """Occurrences of every token, ``[vocab_size]`` int64; reads in blocks."""
     counts = np.zeros(vocab_size, np.int64)
-    block = 1 << 24
     for store in stores:
-        for start in range(0, len(store.ids), block):
-            counts += np.bincount(store.ids[start : start + block], minlength=vocab_size)
+        for start in range(0, len(store), BLOCK_TEXTS):
+            rows = np.arange(start, min(start + BLOCK_TEXTS, len(store)))
+            counts += np.bincount(store.gather(rows)[0], minlength=vocab_size)
     return counts

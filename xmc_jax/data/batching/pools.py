@@ -356,7 +356,7 @@ def _mark(
     bounds = np.searchsorted(pairs, ids.astype(np.int64)[:, None] + np.arange(2) << 32)  # [P, 2]
     column, place = _ranges(bounds[:, 0], bounds[:, 1] - bounds[:, 0])
     pair = pairs[place] & _LOW
-    matrix[slot[pair], column] = value[pair] if np.ndim(value) else value
+    matrix[slot[pair], column] = value[pair] if isinstance(value, np.ndarray) else value
     return pair.size
 
 

@@ -10,15 +10,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from scipy.sparse import csr_matrix, diags_array
 
+from xmc_jax.contracts import Tokens
 from xmc_jax.data.graph import label_graph
-from xmc_jax.data.tokens.token_stores import JoinedTokens, TokenStore
-
-Store = TokenStore | JoinedTokens
 
 BLOCK_TEXTS = 1 << 14
 
 
-def inverse_document_frequency(stores: Sequence[Store], vocab_size: int) -> np.ndarray:
+def inverse_document_frequency(stores: Sequence[Tokens], vocab_size: int) -> np.ndarray:
     """``1 + ln((1 + n) / (1 + df))`` of every token over all texts, 0 for one that is in none.
 
     Args:
@@ -38,7 +36,7 @@ def inverse_document_frequency(stores: Sequence[Store], vocab_size: int) -> np.n
     return np.where(frequency > 0, idf, 0).astype(np.float32)
 
 
-def tfidf_rows(store: Store, rows: np.ndarray, idf: np.ndarray) -> csr_matrix:
+def tfidf_rows(store: Tokens, rows: np.ndarray, idf: np.ndarray) -> csr_matrix:
     """TF-IDF rows of length 1 of some texts, ``[n, V]`` float32; a text without tokens has none."""
     matrix = _counts(store, rows, len(idf))
     matrix.data = matrix.data * idf[matrix.indices]
@@ -46,8 +44,8 @@ def tfidf_rows(store: Store, rows: np.ndarray, idf: np.ndarray) -> csr_matrix:
 
 
 def pifa_vectors(
-    train: Store,
-    texts: TokenStore,
+    train: Tokens,
+    texts: Tokens,
     labels: csr_matrix,
     idf: np.ndarray,
     *,
@@ -126,7 +124,7 @@ def neighbour_graph(
 
 
 def neighbour_rows(
-    graph: csr_matrix, texts: TokenStore, idf: np.ndarray, *, tokens: int = 32, degree: int = 1
+    graph: csr_matrix, texts: Tokens, idf: np.ndarray, *, tokens: int = 32, degree: int = 1
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The heaviest entries of the rows of ``G^degree Z``, Z the TF-IDF rows of the label texts.
 
@@ -157,7 +155,7 @@ def _blocks(number: int) -> Iterator[np.ndarray]:
         yield np.arange(start, min(start + BLOCK_TEXTS, number))
 
 
-def _counts(store: Store, rows: np.ndarray, vocab_size: int) -> csr_matrix:
+def _counts(store: Tokens, rows: np.ndarray, vocab_size: int) -> csr_matrix:
     """``[n, V]`` float32: how often each text has each token."""
     flat, lengths = store.gather(rows)
     indptr = np.concatenate([[0], np.cumsum(lengths)])

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from xmc_jax import files
+from xmc_jax.contracts import Tokens
 from xmc_jax.data.tokens.tokenizer import backend_of
 
 _LAYOUT = 1  # Part of the key: raise it when the files change their meaning.
@@ -99,8 +100,8 @@ class JoinedTokens:
       second: its text ``i`` is row ``n + i`` here.
     """
 
-    first: TokenStore
-    second: TokenStore
+    first: Tokens
+    second: Tokens
 
     def __len__(self) -> int:
         return len(self.first) + len(self.second)

@@ -68,10 +68,10 @@ class FrugalEmbedder:
           store: label texts.
           graph: rows of all labels where the model has that part.
         """
-        params, table = whole(weights), weights.tables.get(TABLE)
+        params = whole(weights)
         free = bool(params["phase"]["free_weights"])
         if self.model.parts == ("free",):
-            return np.asarray(label_pool.from_storage(table))
+            return np.asarray(label_pool.from_storage(weights.tables[TABLE]))
 
         def run(start: int, stop: int, tokens: TokenBatch) -> tuple[jax.Array]:
             labels = np.full(CHUNK_TEXTS, -1)
@@ -79,7 +79,8 @@ class FrugalEmbedder:
             rows = graph.take(labels) if graph is not None and self.model.label_graph else None
             own = None
             if free:
-                own = label_pool.gather_rows(table, np.where(labels < 0, len(store), labels))
+                ids = np.where(labels < 0, len(store), labels)
+                own = label_pool.gather_rows(weights.tables[TABLE], ids)
             return (self._vectors(params, tokens, rows, own),)
 
         return self._labels.run(run, store, None, dim=self.model.dim)[0]

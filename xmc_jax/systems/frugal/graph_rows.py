@@ -63,8 +63,8 @@ def _write_rows(target: Path, blocks: Iterator[Any], shape: tuple[int, int]) -> 
             open(folder / "graph_weights.bin", "wb") as weights_file,
         ):
             for ids, weights in blocks:
-                ids_file.write(np.ascontiguousarray(ids, "<i4"))
-                weights_file.write(np.ascontiguousarray(weights, "<f4"))
+                ids_file.write(np.ascontiguousarray(ids, "<i4").data)
+                weights_file.write(np.ascontiguousarray(weights, "<f4").data)
             files.write_json(folder / "info.json", {"shape": shape})
             # Closed before the folder is renamed: the last bytes may be what fills the disk.
             ids_file.close()

@@ -25,7 +25,7 @@ class FrugalRanker:
     clusters count for less: on small data sets theirs is the part that generalises worse.
     """
 
-    heads = ("clf",)
+    heads: tuple[str, ...] = ("clf",)
 
     def __init__(
         self,

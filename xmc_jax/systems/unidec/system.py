@@ -16,6 +16,7 @@ from absl import logging
 
 from xmc_jax import losses
 from xmc_jax.contracts import Points, Stage, Step, Table, Tokens, Trains, TrainState, Weights
+from xmc_jax.models.encoders.transformer import TransformerEncoder
 from xmc_jax.models.heads.unidec import UniDEC
 from xmc_jax.systems.embedding import CHUNK_TEXTS
 from xmc_jax.systems.frozen_layers import FrozenLayers, read_through, reads_pooled
@@ -220,7 +221,7 @@ class UniDECSystem:
     def resized(self, options: UniDECOptions) -> UniDECSystem:
         """The system with another batch, pool, head or table."""
         encoder = self.model.encoder
-        if options.encoder.remat and hasattr(encoder, "remat"):
+        if options.encoder.remat and isinstance(encoder, TransformerEncoder):
             encoder = dataclasses.replace(encoder, remat=True)
         model = dataclasses.replace(self.model, encoder=encoder, head_dim=options.head_dim or None)
         return UniDECSystem(options, model, self.frozen)
