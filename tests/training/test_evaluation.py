@@ -15,6 +15,7 @@ import tiny
 from xmc_jax import metrics
 from xmc_jax.metrics.propensity import inverse_propensity
 from xmc_jax.runs import launch, open_runs, result_tables
+from xmc_jax.systems.unidec import ranking
 from xmc_jax.training import evaluation
 
 
@@ -42,7 +43,7 @@ def test_binary_equals_the_end_of_training_exactly(copy, mini_run, mini_folder, 
     assert "score thresholds of concat, from" in done.stdout
     assert done.stderr.count("GiB of vectors, and about 60 MB a core") == 1
     arrays = np.load(saved)
-    assert set(arrays) == {f"{h}_{w}" for h in evaluation.HEADS for w in ("ids", "scores")}
+    assert set(arrays) == {f"{h}_{w}" for h in ranking.HEADS for w in ("ids", "scores")}
     test = open_runs.open_run(copy).load_data().test
     assert arrays["concat_ids"].shape == (len(test.rows), 100)
     found = metrics.evaluate(arrays["concat_ids"], test.truth, filter_pairs=test.filter_pairs)
@@ -94,19 +95,15 @@ def test_other_indexes_come_close(copy, kind):
 def test_metrics_are_those_of_a_plain_ranking(copy):
     """Scores by one matrix product, ranking by sorting, against what the run says."""
     opened = open_runs.open_run(copy)
-    data = opened.load_data()
+    data, ranker = opened.load_data(), opened.ranker()
     full = open_runs.evaluate_run(opened)
-    labels = evaluation.label_vectors(
-        opened.embedder, opened.params, opened.table, data.label_tokens
-    )
     weights = inverse_propensity(data.dataset.train.labels, a=0.55, b=1.5)
-    for head in evaluation.HEADS:
-        queries = evaluation.query_vectors(
-            opened.embedder, opened.params, data.test.tokens, data.test.rows, head
-        )
-        scores = queries.astype(np.float64) @ labels.of(head).T.astype(np.float64)
+    assert tuple(full["heads"]) == ranking.HEADS
+    for head in ranking.HEADS:
+        queries = ranker.query_vectors(data.test.tokens, data.test.rows, head)
+        scores = queries.astype(np.float64) @ ranker.label_vectors(head).T.astype(np.float64)
         ids = np.argsort(-scores, axis=1, kind="stable")[:, :50].astype(np.int32)
-        found = evaluation.report(ids, data.test, weights, (1, 3, 5))
+        found = evaluation.measure(ids, data.test, weights, (1, 3, 5))
         for view, values in found.items():
             for name, value in values.items():  # rounding may swap two labels of equal score
                 assert abs(value - full["heads"][head][view][name]) < 0.3
@@ -114,12 +111,10 @@ def test_metrics_are_those_of_a_plain_ranking(copy):
 
 def test_concat_is_the_sum_of_both_heads(copy):
     opened = open_runs.open_run(copy)
-    data = opened.load_data()
-    arguments = (opened.embedder, opened.params)
-    labels = evaluation.label_vectors(*arguments, opened.table, data.label_tokens)
+    data, ranker = opened.load_data(), opened.ranker()
     rows = data.test.rows[:20]
     score = lambda head: (
-        evaluation.query_vectors(*arguments, data.test.tokens, rows, head) @ labels.of(head).T
+        ranker.query_vectors(data.test.tokens, rows, head) @ ranker.label_vectors(head).T
     )
     np.testing.assert_allclose(score("concat"), score("de") + score("clf"), atol=1e-5)
     assert np.abs(score("clf")).max() <= 1 + 1e-5
@@ -138,7 +133,7 @@ def test_dual_encoder_alone_and_no_held_out_rows(own_data, tmp_path):
     config = tiny.config(own_data, held_out_share=0.0, epochs=1, classifier=False)
     assert list(launch.start(config, tmp_path / "run")["heads"]) == ["de"]
     opened = open_runs.open_run(tmp_path / "run")
-    assert opened.table is None
+    assert opened.weights.tables == {}
     with pytest.raises(ValueError, match=r"head concat: .* expected one of de"):
         open_runs.evaluate_run(opened, heads=("concat",))
     result, thresholds = open_runs.evaluate_and_save(opened, split="test", kind="exact")
@@ -161,11 +156,11 @@ def test_labels_are_embedded_once(copy, monkeypatch):
 def test_minutes_of_a_long_search_are_said():
     """LF-AmazonTitles-1.3M: hours on a CPU; nothing of that size is allocated."""
     vectors = np.broadcast_to(np.float32(0), (1_305_265, 256))
-    labels = evaluation.LabelVectors(vectors, vectors)
-    said = evaluation.exact_search_memory(labels, 970_237)
+    labels = ranking.LabelVectors(vectors, vectors)
+    said = ranking.exact_search_cost(labels, 970_237)
     minutes = 2 * 970_237 * 1_305_265 * 1024 / (3.5e10 * os.cpu_count()) / 60
     assert said.endswith(f"; about {minutes:.0f} minutes") and minutes > 1
-    assert "minutes" not in evaluation.exact_search_memory(labels, 10)
+    assert "minutes" not in ranking.exact_search_cost(labels, 10)
 
 
 def test_wrong_requests(trained, tmp_path):

@@ -1,4 +1,4 @@
-"""The work directory: who may use it, what is compared, what a kill leaves in its log."""
+"""The work directory: who may use it, what is compared, what a kill leaves of a start."""
 
 from __future__ import annotations
 
