@@ -15,11 +15,14 @@ from test_configs import DATASETS, ROOT
 from configs import frugal
 from xmc_jax import catalog
 from xmc_jax.contracts import TokenBatch
-from xmc_jax.runs import build, device_memory, settings
-from xmc_jax.systems import encoders
+from xmc_jax.models.frugal.classifier import Frugal
+from xmc_jax.runs import device_memory, settings
+from xmc_jax.systems import FAMILIES, encoders
+from xmc_jax.systems.frugal.family import frugal_model
+from xmc_jax.systems.frugal.options import FrugalOptions
 from xmc_jax.systems.frugal.step import FrugalBatch
-from xmc_jax.training import stages, workdir
-from xmc_jax.training.loop import CompiledStep, Run, initial_state
+from xmc_jax.systems.frugal.system import FrugalSystem
+from xmc_jax.training import workdir
 
 SYSTEMS = list(frugal.SYSTEMS)
 
@@ -44,10 +47,13 @@ def test_builds_and_is_complete(system, name, option):
     assert not [field for field, value in flat.items() if value is None]
     assert config.dataset == name and config.gandalf.enabled == (option == ",gandalf")
     assert config.batch_size <= config.pool_size and config.max_length <= config.row_length
-    assert sum(phase.epochs for phase in stages.of(config)) == config.epochs
-    assert build.family(config) == "frugal"
+    options = settings.options_of(config)
+    assert isinstance(options, FrugalOptions)
+    stages = FAMILIES["frugal"].stages(options, config.epochs)
+    assert [stage.epochs for stage in stages] == [epochs for epochs, *_ in options.phases]
+    assert sum(stage.epochs for stage in stages) == config.epochs
     again = ConfigDict(json.loads(json.dumps(config.to_dict())))  # as in a work directory
-    assert stages.of(again) == stages.of(config)
+    assert settings.options_of(again) == options
     assert workdir.flatten(again.to_dict()).keys() == flat.keys()
 
 
@@ -81,7 +87,7 @@ def test_setting_a_field_sets_no_other(system, name):
 def test_every_field_is_read():
     sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "xmc_jax").rglob("*.py")}
     text = re.sub(
-        r"^(FRUGAL_NAMES|FRUGAL_BOUNDS|NAMES|BOUNDS) = {.*?^}",
+        r"^(NAMES|BOUNDS)(: [^=]*)? = {.*?^}",
         "",
         "\n".join(sources.values()),
         flags=re.MULTILINE | re.DOTALL,
@@ -130,17 +136,17 @@ def test_commands_in_the_docstring_are_right():
     ]
 
 
-def shapes_of(config: ConfigDict, model, num_labels: int, *, free: bool) -> FrugalBatch:
-    """Shapes of a batch, from the numbers in the configuration alone."""
+def shapes_of(options: FrugalOptions, model: Frugal, num_labels: int, *, free: bool) -> FrugalBatch:
+    """Shapes of a batch, from the numbers in the options alone."""
     shape = lambda dims, kind: jax.ShapeDtypeStruct(dims, kind)
 
     def tokens(texts: int) -> TokenBatch:
-        packed = (texts, config.row_length)
+        packed = (texts, options.row_length)
         arrays = [shape(packed, kind) for kind in (np.uint16, np.uint8, np.uint16)]
         return TokenBatch(*arrays, shape((texts,), np.int32), shape((texts,), np.uint8))
 
-    queries, pool = config.batch_size, min(config.pool_size, num_labels)
-    graph = (pool, config.graph.tokens)
+    queries, pool = options.batch_size, min(options.pool_size, num_labels)
+    graph = (pool, options.graph.tokens)
     return FrugalBatch(
         tokens=tokens(queries),
         label_tokens=tokens(pool) if model.label_text else None,
@@ -159,18 +165,22 @@ def shapes_of(config: ConfigDict, model, num_labels: int, *, free: bool) -> Frug
 def test_step_keeps_the_shapes_of_its_state(system, name):
     """Nothing is allocated: 1.3 million labels are only looked at."""
     config, entry = resolved(system, name)
-    model = build.frugal_model(config, encoders.queries(config, 500), entry.num_labels)
-    data = SimpleNamespace(num_labels=entry.num_labels)
-    made = build.system(config)
-    run = Run(config, None, data, model, None, None, config.epochs, made)
-    step = CompiledStep(run)
+    options = settings.options_of(config)
+    queries = encoders.queries(options.encoder, 500, options.max_length)
+    model = frugal_model(options, queries, entry.num_labels)
+    made = FrugalSystem(options, model)
+    step, data = made.make_step("all"), SimpleNamespace(num_labels=entry.num_labels)
     state = jax.eval_shape(
-        lambda params: initial_state(run, params, step.optimizer, table=False),
-        made.parameter_shapes(model, entry.num_labels),
+        lambda weights: made.first_state(data, weights, measure=True),
+        made.weight_shapes(entry.num_labels)._replace(tables={}),
     )
-    for phase in stages.of(config):
-        batch = shapes_of(config, model, entry.num_labels, free=phase.free_weights)
-        after, parts = jax.eval_shape(step._jitted, state, batch, np.float32(1))
+    assert jax.tree.structure(made.weight_shapes(entry.num_labels)) == jax.tree.structure(
+        state.weights
+    )
+    for stage in FAMILIES["frugal"].stages(options, config.epochs):
+        free = stage.options["free_weights"]
+        batch = shapes_of(options, model, entry.num_labels, free=free)
+        after, parts = jax.eval_shape(step, state, batch, np.float32(1))
         assert jax.tree.structure(after) == jax.tree.structure(state)
         for found, expected in zip(jax.tree.leaves(after), jax.tree.leaves(state)):
             assert (found.shape, found.dtype) == (expected.shape, expected.dtype)

@@ -15,9 +15,10 @@ from xmc_jax import metrics, predictor
 from xmc_jax.data.summaries import baselines
 from xmc_jax.runs import launch, open_runs
 from xmc_jax.systems.frugal import mining
-from xmc_jax.systems.frugal.source import FrugalSource
+from xmc_jax.systems.frugal.step import TABLE
 from xmc_jax.systems.frugal.system import FrugalSystem
 from xmc_jax.training import loop
+from xmc_jax.training.source import BatchSource
 
 TEXTS = ["red apple or old river", "copper", "loud violin"]
 TWO_PHASES = dict(
@@ -39,18 +40,19 @@ def switched() -> list:
 def whole(own_data, switched, tmp_path_factory) -> Path:
     """A finished run of ECLARE's parts in two phases, with Gandalf."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    usual = FrugalSystem.begin_phase
+    usual = FrugalSystem.begin_stage
 
-    def begin_phase(self, run, state, optimizer, epoch):
-        before = jax.tree.map(np.array, state)
-        z1 = run.embedder.texts(state.params, run.data.label_tokens)
-        after = usual(self, run, state, optimizer, epoch)
-        assert state.table_state.m.is_deleted() and not state.table.is_deleted()
-        switched.append((epoch, before, jax.tree.map(np.array, after), z1))
+    def begin_stage(self, data, state, stage, before):
+        old = jax.tree.map(np.array, state)
+        z1 = self.embedder.texts(state.weights, data.label_tokens)
+        after = usual(self, data, state, stage, before)
+        table = state.tables[TABLE]
+        assert table.state.m.is_deleted() and not table.values.is_deleted()
+        switched.append((stage.first, old, jax.tree.map(np.array, after), z1))
         return after
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FrugalSystem, "begin_phase", begin_phase)
+        patch.setattr(FrugalSystem, "begin_stage", begin_stage)
         launch.start(tiny.frugal_config("eclare", own_data, **TWO_PHASES), folder)
     return folder
 
@@ -59,14 +61,14 @@ def test_a_budget_is_reckoned_by_the_steps_of_the_last_phase(own_data, tmp_path,
     def killed(*_):
         raise Killed
 
-    batches, usual = [], FrugalSource.ahead
+    batches, usual = [], BatchSource.ahead
 
-    def ahead(self, epoch, first_step):
-        for made in usual(self, epoch, first_step):
+    def ahead(self, stage, epoch, first_step):
+        for made in usual(self, stage, epoch, first_step):
             batches.append((epoch, made[0].free_weights is not None))
             yield made
 
-    monkeypatch.setattr(FrugalSource, "ahead", ahead)
+    monkeypatch.setattr(BatchSource, "ahead", ahead)
     monkeypatch.setattr(launch, "train", killed)
     config = tiny.frugal_config("eclare", own_data, **TWO_PHASES, max_minutes=1.0)
     with pytest.raises(Killed):
@@ -108,15 +110,15 @@ def kill_at(monkeypatch, step: int) -> None:
 
 def kill_in_refresh(monkeypatch, epoch: int) -> None:
     """The run ends when this epoch's refresh is half written."""
-    usual = mining.make
+    usual = mining.write
 
-    def stop(folder, at, run, params):
+    def stop(folder, at, *rest):
         if at == epoch:
             (folder / "label_clusters.npy").write_bytes(b"half")
             raise Killed
-        return usual(folder, at, run, params)
+        return usual(folder, at, *rest)
 
-    monkeypatch.setattr(mining, "make", stop)
+    monkeypatch.setattr(mining, "write", stop)
 
 
 @pytest.mark.slow
@@ -151,22 +153,29 @@ def test_what_a_new_phase_keeps(whole, switched):
     """Appendix A.4: new clusters on z1, a new meta-classifier, free weights that start at z1."""
     ((epoch, before, after, z1),) = switched
     assert epoch == 2 and int(before.step) == int(after.step) == 2 * steps_per_epoch(whole)
-    assert not before.params["phase"]["free_weights"] and not before.table.any()
-    assert int(before.table_state.step) == 0  # never updated in phase I
-    assert after.params["phase"]["free_weights"]
-    np.testing.assert_allclose(after.table, z1, atol=1e-6)
-    clusters = [state.params["phase"]["label_clusters"] for state in (before, after)]
+    phases = [state.model_state["phase"] for state in (before, after)]
+    assert not phases[0]["free_weights"] and not before.tables[TABLE].values.any()
+    assert int(before.tables[TABLE].state.step) == 0  # never updated in phase I
+    assert phases[1]["free_weights"]
+    np.testing.assert_allclose(after.tables[TABLE].values, z1, atol=1e-6)
+    clusters = [phase["label_clusters"] for phase in phases]
     assert (clusters[0] != clusters[1]).any()
     for found in clusters:
         assert np.ptp(np.bincount(found)) <= 1  # balanced
-    same = {"tokens", "queries", "text", "graph", "attention", "offset", "moving"}
-    assert before.params.keys() == same | {"meta", "phase"}
+    same = {"tokens", "queries", "text", "graph", "attention", "offset"}
+    assert before.params.keys() == same | {"meta"}
+    assert before.model_state.keys() == {"moving", "phase"}
+    jax.tree.map(
+        np.testing.assert_array_equal, before.model_state["moving"], after.model_state["moving"]
+    )
     for name in same:
         jax.tree.map(np.testing.assert_array_equal, before.params[name], after.params[name])
     assert (before.params["meta"]["kernel"] != after.params["meta"]["kernel"]).any()
     assert not any(leaf.any() for leaf in jax.tree.leaves(after.opt_state))
-    last = open_runs.open_run(whole)
-    assert last.params["phase"]["free_weights"] and (np.asarray(last.table) != z1).any()
+    assert not any(leaf.any() for leaf in jax.tree.leaves(after.tables[TABLE].state))
+    last = open_runs.open_run(whole).weights
+    assert last.model_state["phase"]["free_weights"]
+    assert (np.asarray(last.tables[TABLE]) != z1).any()
 
 
 def test_evaluation_is_that_of_the_end_of_training(whole):
@@ -189,12 +198,13 @@ def test_prediction(whole):
     dim = labels.shape[1]
     assert vectors.shape == (3, 2 * dim)
     opened = open_runs.open_run(whole)
-    params, weight = opened.params, opened.config.clusters.weight
-    assert weight == 0.5
+    params, phase = opened.weights.params, opened.weights.model_state["phase"]
+    gamma = opened.options.clusters.weight
+    assert gamma == 0.5
     sigmoid = lambda x: 1 / (1 + np.exp(-np.asarray(x, np.float64)))
     clusters = vectors[:, dim:] @ params["meta"]["kernel"] + params["meta"]["bias"]
     dense = sigmoid(vectors[:, :dim] @ labels.T + params["offset"])
-    dense *= sigmoid(clusters)[:, params["phase"]["label_clusters"]] ** weight
+    dense *= sigmoid(clusters)[:, phase["label_clusters"]] ** gamma
     expected = np.take_along_axis(dense, ids, axis=1)
     np.testing.assert_allclose(scores, expected, rtol=1e-4)
     np.testing.assert_allclose(scores[:, 0], dense.max(axis=1), rtol=1e-4)

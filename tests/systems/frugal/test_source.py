@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
+import tiny
 from scipy.sparse import csr_matrix
 
 from configs import frugal
+from xmc_jax.contracts import Made
 from xmc_jax.data.tokens.token_stores import TokenStore
-from xmc_jax.systems.frugal.source import FrugalSource, GraphRows
-from xmc_jax.training.refresh import Refresh
+from xmc_jax.systems import FAMILIES
+from xmc_jax.systems.frugal.options import FrugalOptions
+from xmc_jax.systems.frugal.source import GraphRows, make_source
+from xmc_jax.training import stages
+from xmc_jax.training.source import BatchSource
 from xmc_jax.training.training_data import TrainingData
 
 POINTS, LABELS, CLUSTERS = 40, 24, 8
@@ -43,37 +48,36 @@ def data_of(rng: np.random.Generator, soft: bool) -> TrainingData:
     )
 
 
-def config_of(**changes: int) -> ConfigDict:
+def options_of(**changes: object) -> FrugalOptions:
     config = frugal.get_config("eclare,wordnet-mini")
-    config.update(changes)
     config.batch_size, config.pool_size, config.eta, config.beta = 16, 20, 2, 2
-    config.phases, config.epochs, config.refresh_epochs = (
-        (
-            (2, False, "pifa"),
-            (2, True, "text"),
-        ),
-        4,
-        2,
-    )
-    return config
+    config.phases, config.refresh_epochs = ((2, False, "pifa"), (2, True, "text")), 2
+    return tiny.options(config, **changes)
+
+
+def made(source: BatchSource, epoch: int, first: int = 0) -> Iterator[Made]:
+    """Batches of an epoch, in its stage of the options' four epochs."""
+    stage = stages.at(FAMILIES["frugal"].stages(options_of(), 4), epoch)
+    return source.ahead(stage, epoch, first)
 
 
 def source_of(
-    data: TrainingData, rng: np.random.Generator, **changes: int
-) -> tuple[FrugalSource, Refresh, GraphRows]:
+    data: TrainingData, rng: np.random.Generator, **changes: object
+) -> tuple[BatchSource, dict[str, np.ndarray], GraphRows]:
+    """A source, arrays of a refresh by name, and rows of the graph."""
     graph = GraphRows(
         rng.integers(0, 50, (LABELS, 4)).astype(np.int32),
         rng.random((LABELS, 4)).astype(np.float32),
     )
-    source = FrugalSource(
-        config_of(**changes), data, 255, num_clusters=CLUSTERS, label_text=True, graph=graph
+    source = make_source(
+        options_of(**changes), data, 255, num_clusters=CLUSTERS, label_text=True, graph=graph
     )
-    refresh = Refresh(
-        order=np.arange(POINTS),
-        offsets=np.array([0, POINTS]),
-        hard_negatives=rng.integers(0, LABELS, (POINTS, 4)).astype(np.int32),
-        label_clusters=rng.integers(0, CLUSTERS, LABELS).astype(np.int32),
-    )
+    refresh = {
+        "order": np.arange(POINTS),
+        "offsets": np.array([0, POINTS]),
+        "hard_negatives": rng.integers(0, LABELS, (POINTS, 4)).astype(np.int32),
+        "label_clusters": rng.integers(0, CLUSTERS, LABELS).astype(np.int32),
+    }
     return source, refresh, graph
 
 
@@ -87,11 +91,11 @@ def test_batches_against_a_plain_loop(soft):
     for epoch in (0, 3):
         queries = source.epoch_queries(epoch)
         assert (queries[-1] == -1).any()  # 40 points in batches of 16
-        for rows, (batch, stats, label_rows) in zip(queries, source.ahead(epoch, 0), strict=True):
+        for rows, (batch, stats, label_rows) in zip(queries, made(source, epoch), strict=True):
             expected = np.zeros((16, CLUSTERS))
             for slot, row in enumerate(rows):
                 for label in np.flatnonzero(dense[row]) if row >= 0 else ():
-                    cluster = refresh.label_clusters[label]
+                    cluster = refresh["label_clusters"][label]
                     expected[slot, cluster] = max(expected[slot, cluster], dense[row, label])
             np.testing.assert_array_equal(batch.cluster_targets, expected.astype(np.float32))
             assert (
@@ -124,22 +128,22 @@ def test_extra_positives_of_long_texts_have_room():
     changes = {"row_length": 32, "max_length": 32, "extra_positives": 3, "extra_pool_size": 24}
     source, refresh, _ = source_of(data, rng, **changes)
     source.use(refresh)
-    rows = [(labels >= 0).sum() for _, _, labels in source.ahead(0, 0)]
+    rows = [(labels >= 0).sum() for _, _, labels in made(source, 0)]
     assert max(rows) > 20  # more than the pool without them
 
 
 def test_batches_are_a_pure_function_of_seed_epoch_step_and_refresh():
-    made = []
+    last = []
     for first in (0, 1):  # from the beginning, and from the second step on
         rng = np.random.default_rng(1)
         source, refresh, _ = source_of(data_of(rng, False), rng)
         source.use(refresh)
-        made.append([batch for batch, _, _ in source.ahead(1, first)][-1])
-    jax.tree.map(np.testing.assert_array_equal, *made)
+        last.append([batch for batch, _, _ in made(source, 1, first)][-1])
+    jax.tree.map(np.testing.assert_array_equal, *last)
 
 
 def test_without_a_refresh_there_are_no_clusters_yet():
     rng = np.random.default_rng(2)
     source, _, _ = source_of(data_of(rng, False), rng)
-    batch, _, _ = next(source.ahead(0, 0))
+    batch, _, _ = next(made(source, 0))
     assert not batch.cluster_targets.any() and batch.cluster_targets.shape == (16, CLUSTERS)

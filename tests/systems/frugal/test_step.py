@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xmc_jax.contracts import TokenBatch
-from xmc_jax.systems.frugal.step import FrugalBatch, frugal_loss, make_frugal_step, trained
-from xmc_jax.tables import row_adam
-from xmc_jax.training.state import TrainState, make_optimizer
+from xmc_jax.contracts import TokenBatch, TrainState
+from xmc_jax.systems.frugal.step import TABLE, FrugalBatch, frugal_loss, make_frugal_step
+from xmc_jax.training.options import Rates
+from xmc_jax.training.state import make_optimizer, new_state
 
+ENCODER = ("tokens", "queries")
 QUERIES, POOL, LABELS, CLUSTERS, DIM = 5, 7, 30, 4, 3
 
 
@@ -52,21 +53,17 @@ def state_of(rng: np.random.Generator):
         "queries": {"meta": draw(QUERIES, DIM), "extreme": draw(QUERIES, DIM)},
         "meta": {"kernel": draw(DIM, CLUSTERS)},
         "offset": jnp.float32(-1.5),
-        "moving": {"calls": jnp.float32(3)},
-        "phase": {
-            "label_clusters": jnp.zeros(LABELS, jnp.int32),
-            "free_weights": jnp.array(True),
-        },
     }
-    optimizer, table = make_optimizer(encoder_rate=0.1, head_rate=0.2), draw(LABELS, DIM)
-    state = TrainState(
-        jnp.zeros((), jnp.int32),
-        params,
-        optimizer.init(trained(params)),
-        table,
-        row_adam.init(table),
-    )
-    return state, optimizer
+    phase = {"label_clusters": jnp.zeros(LABELS, jnp.int32), "free_weights": jnp.array(True)}
+    model_state = {"moving": {"calls": jnp.float32(3)}, "phase": phase}
+    optimizer = make_optimizer(Rates(encoder=0.1, heads=0.2, table=0.05), encoder_names=ENCODER)
+    tables = {TABLE: draw(LABELS, DIM)}
+    return new_state(params, optimizer, tables, model_state=model_state), optimizer
+
+
+def whole(state: TrainState):
+    """Parameters with moving values among them, as the loss takes them."""
+    return {**state.params, "moving": state.model_state["moving"]}
 
 
 def batch_of(rng: np.random.Generator, *, free: bool) -> FrugalBatch:
@@ -98,13 +95,13 @@ def test_loss_equals_plain_numpy(free):
     rng = np.random.default_rng(0)
     state, _ = state_of(rng)
     batch = batch_of(rng, free=free)
-    params = jax.tree.map(lambda x: np.asarray(x, np.float64), trained(state.params))
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), state.params)
     words = params["tokens"]["embedding"]
     labels = words[:POOL] + np.einsum("pt,ptd->pd", batch.graph_weights, words[batch.graph_ids])
     rows = None
     if free:
         rows = np.zeros((POOL, DIM))
-        rows[:-1] = np.asarray(state.table)[batch.pool_ids[:-1]]
+        rows[:-1] = np.asarray(state.tables[TABLE].values)[batch.pool_ids[:-1]]
         labels = labels + rows
     scores = params["queries"]["extreme"] @ labels.T - 1.5
     loss_labels = plain_bce(scores, batch.targets, batch.where)
@@ -112,7 +109,7 @@ def test_loss_equals_plain_numpy(free):
     there = batch.where.any(axis=1, keepdims=True) & np.ones(CLUSTERS, bool)
     loss_clusters = plain_bce(clusters, batch.cluster_targets, there)
     found, (parts, moving) = frugal_loss(
-        LookUp(), state.params, rows, batch, jax.random.key(0), meta_weight=0.3
+        LookUp(), whole(state), rows, batch, jax.random.key(0), meta_weight=0.3
     )
     np.testing.assert_allclose(found, loss_labels + 0.3 * loss_clusters, rtol=1e-5)
     np.testing.assert_allclose(parts["loss_labels"], loss_labels, rtol=1e-5)
@@ -131,12 +128,16 @@ def test_what_a_step_moves(free):
     assert jax.tree.structure(after) == jax.tree.structure(before)
     for found, expected in zip(jax.tree.leaves(after), jax.tree.leaves(before)):
         assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    assert int(after.step) == 1 and float(after.params["moving"]["calls"]) == 8
-    jax.tree.map(np.testing.assert_array_equal, after.params["phase"], before.params["phase"])
-    # Adam's first update is the rate itself: "tokens" and "queries" have that of the encoder here.
-    moved = np.abs(after.params["meta"]["kernel"] - before.params["meta"]["kernel"])
-    np.testing.assert_allclose(moved, 0.5 * 0.2, rtol=1e-3)
-    touched = np.flatnonzero(np.any(np.asarray(after.table) != before.table, axis=1))
+    assert int(after.step) == 1 and float(after.model_state["moving"]["calls"]) == 8
+    phases = (after.model_state["phase"], before.model_state["phase"])
+    jax.tree.map(np.testing.assert_array_equal, *phases)
+    # Adam's first update is the rate itself.
+    for name, part, rate in (("meta", "kernel", 0.2), ("queries", "extreme", 0.1)):
+        moved = np.abs(after.params[name][part] - before.params[name][part])
+        moved = moved[:-1] if name == "queries" else moved  # the last one is an empty slot
+        np.testing.assert_allclose(moved, 0.5 * rate, rtol=1e-3)
+    tables = [np.asarray(state.tables[TABLE].values) for state in (after, before)]
+    touched = np.flatnonzero(np.any(tables[0] != tables[1], axis=1))
     assert touched.tolist() == (batch.pool_ids[:-1].tolist() if free else [])
-    assert int(after.table_state.step) == (1 if free else 0)
+    assert int(after.tables[TABLE].state.step) == (1 if free else 0)
     assert {"loss", "loss_labels", "loss_clusters", "gradient_norm"} == set(parts)

@@ -13,11 +13,9 @@ import test_step as steps
 import tiny
 
 from xmc_jax.runs import launch, settings
-from xmc_jax.systems.frugal import text_mixing
-from xmc_jax.systems.frugal.source import FrugalSource
+from xmc_jax.systems.frugal import family, text_mixing
+from xmc_jax.systems.frugal.source import make_source
 from xmc_jax.systems.frugal.step import frugal_loss
-from xmc_jax.training import augmentation
-from xmc_jax.training.refresh import Refresh
 
 Q, P, C = 6, 9, 4
 
@@ -138,28 +136,32 @@ def test_the_loss_of_mixed_features():
     share = shares[:, None]
     mixed = {k: share * x[:number] + (1 - share) * x[partners] for k, x in both.items()}
     of = lambda features, batch: frugal_loss(
-        steps.LookUp(), {**state.params, "queries": features}, None, batch, jax.random.key(0), 1.0
+        steps.LookUp(),
+        {**steps.whole(state), "queries": features},
+        None,
+        batch,
+        jax.random.key(0),
+        1.0,
     )[0]
     found = of(both, batch._replace(partners=partners, shares=shares))
     np.testing.assert_allclose(found, of(mixed, batch), rtol=1e-5)
 
 
-def source_with(variant: str, rng: np.random.Generator) -> tuple[FrugalSource, Refresh]:
-    config = sources.config_of()
-    config.gandalf.enabled, config.gandalf.variant = True, variant
+def source_with(variant: str, rng: np.random.Generator):
+    """A source, arrays of a refresh by name, and the data as the family gives them to it."""
+    options = sources.options_of(gandalf__enabled=True, gandalf__variant=variant)
     _, refresh, graph = sources.source_of(data := sources.data_of(rng, False), rng)
-    if variant == "label_mixup":
-        data = augmentation.augment(config, data)
-    source = FrugalSource(config, data, 255, num_clusters=8, label_text=True, graph=graph)
-    return source, refresh
+    data = family._augmented(options, data)
+    source = make_source(options, data, 255, num_clusters=8, label_text=True, graph=graph)
+    return source, refresh, data
 
 
 @pytest.mark.parametrize("variant", text_mixing.MIXED)
 def test_mixed_batches(variant):
-    source, refresh = source_with(variant, np.random.default_rng(6))
+    source, refresh, data = source_with(variant, np.random.default_rng(6))
     source.use(refresh)
-    data, queries = source._data, source.epoch_queries(0)
-    for rows, (batch, _, _) in zip(queries, source.ahead(0, 0), strict=True):
+    queries = source.epoch_queries(0)
+    for rows, (batch, _, _) in zip(queries, sources.made(source, 0), strict=True):
         texts = 32 if variant == "label_mixup" else 16
         assert len(batch.tokens.text_row) == texts and batch.shares.shape == (16,)
         assert batch.targets.dtype == batch.cluster_targets.dtype == np.float32
@@ -176,12 +178,12 @@ def test_mixed_batches(variant):
 
 
 def test_batches_with_synonyms():
-    source, refresh = source_with("synonyms", np.random.default_rng(7))
+    source, refresh, _ = source_with("synonyms", np.random.default_rng(7))
     near = (np.arange(50)[:, None] + np.arange(1, 6)) % 50
     batches = []
-    for synonyms in (None, near):
-        source.use(Refresh(**{**vars(refresh), "synonyms": synonyms}))
-        batches.append(next(source.ahead(0, 0))[0])
+    for synonyms in ({}, {"synonyms": near}):
+        source.use({**refresh, **synonyms})
+        batches.append(next(sources.made(source, 0))[0])
     plain, changed = batches
     np.testing.assert_array_equal(plain.targets, changed.targets)
     np.testing.assert_array_equal(plain.label_tokens.ids, changed.label_tokens.ids)
