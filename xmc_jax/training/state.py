@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -17,6 +17,7 @@ from xmc_jax.tables import row_adam
 from xmc_jax.training.options import Rates
 
 Moments = TypeVar("Moments")
+DENSE_ADAM = optax.scale_by_adam()  # of tables whose rows all move in every step
 
 
 def warmup_cosine(step: int, *, total_steps: int, warmup_steps: int) -> float:
@@ -71,6 +72,7 @@ def new_state(
     tables: Mapping[str, jax.Array] | None = None,
     *,
     model_state: Any = None,
+    dense: Collection[str] = (),
 ) -> TrainState:
     """State at step 0.
 
@@ -79,13 +81,15 @@ def new_state(
       optimizer: of ``params``.
       tables: as stored, by name.
       model_state: see `xmc_jax.contracts.Weights`.
+      dense: names of the tables whose rows all move in every step; they hold floats.
     """
+    init = lambda name: DENSE_ADAM.init if name in dense else row_adam.init
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         model_state={} if model_state is None else model_state,
         opt_state=optimizer.init(params),
-        tables={name: Table(x, row_adam.init(x)) for name, x in (tables or {}).items()},
+        tables={name: Table(x, init(name)(x)) for name, x in (tables or {}).items()},
     )
 
 

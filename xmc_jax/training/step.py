@@ -13,13 +13,14 @@ from absl import logging
 
 from xmc_jax.contracts import Step, Table, TrainState
 from xmc_jax.tables import row_adam
+from xmc_jax.training.state import DENSE_ADAM
 
 
 class TableGradients(NamedTuple):
     """Gradients of a table.
 
     Attributes:
-      ids: ``[P]`` rows, padded from the table's length upwards; None = all rows.
+      ids: ``[P]`` rows, padded from the table's length upwards; None = all rows, of a dense table.
       values: ``[P, d]``.
     """
 
@@ -54,10 +55,14 @@ def apply_gradients(
         params = optax.apply_updates(params, jax.tree.map(lambda u: factor * u, updates))
     tables = dict(state.tables)
     for name, (ids, values) in table_gradients.items():
-        rows = np.arange(len(values), dtype=np.int32) if ids is None else ids
-        tables[name] = Table(
-            *row_adam.update(*tables[name], rows, values, learning_rate=table_rate * factor)
-        )
+        table, moments = tables[name]
+        if ids is None:
+            updates, moments = DENSE_ADAM.update(values, moments)
+            tables[name] = Table(table - table_rate * factor * updates, moments)
+        else:
+            tables[name] = Table(
+                *row_adam.update(table, moments, ids, values, learning_rate=table_rate * factor)
+            )
     if gradients is None:
         gradients = [values for _, values in table_gradients.values()]
     norm = optax.tree.norm(gradients)
