@@ -12,8 +12,16 @@ import pytest
 
 from xmc_jax.contracts import TokenBatch
 from xmc_jax.losses import decoupled_softmax_loss, supcon_loss
-from xmc_jax.systems.unidec.step import Objective, Side, StepBatch, make_train_step, objective_parts
+from xmc_jax.systems.unidec.step import (
+    TABLE,
+    HeadLoss,
+    Objective,
+    StepBatch,
+    make_train_step,
+    objective_parts,
+)
 from xmc_jax.tables import label_pool, row_adam
+from xmc_jax.training.options import Rates
 from xmc_jax.training.state import make_optimizer, new_state, num_bytes, warmup_cosine
 
 QUERIES, POOL, LABELS, DIM = 6, 10, 50, 8
@@ -23,7 +31,7 @@ QUERIES, POOL, LABELS, DIM = 6, 10, 50, 8
 class LookUp:
     """A model whose vectors are parameters, one row a text: gradients can be read off."""
 
-    def vectors(self, params, tokens, key=None, train=False):
+    def vectors(self, params, tokens, key=None, train=False, side="both"):
         return params["encoder"]["x"][tokens.text_row]
 
     def de(self, params, vectors, key=None, train=False):
@@ -62,8 +70,8 @@ def test_objective_equals_golden_values(golden):
     data = np.load(golden / "unidec_objective.npz")
     tau, lam = float(data["tau"]), float(data["lam"])
     objective = Objective(
-        Side(decoupled_softmax_loss, tau, float(data["lam_d"])),
-        Side(decoupled_softmax_loss, tau, float(data["lam_c"])),
+        HeadLoss(decoupled_softmax_loss, tau, float(data["lam_d"])),
+        HeadLoss(decoupled_softmax_loss, tau, float(data["lam_c"])),
         lam,
     )
     queries, labels = data["xd"].shape[0], data["zd"].shape[0]
@@ -102,14 +110,16 @@ def test_objective_equals_golden_values(golden):
 def test_row_update_equals_a_dense_table():
     """Five steps against: gradient of the whole table, Adam on the touched rows only."""
     rng = np.random.default_rng(3)
-    objective = Objective(Side(supcon_loss, 0.5), Side(decoupled_softmax_loss, 1.0, 0.5, 0.1), 0.3)
+    objective = Objective(
+        HeadLoss(supcon_loss, 0.5), HeadLoss(decoupled_softmax_loss, 1.0, 0.5, 0.1), 0.3
+    )
     factor = lambda step: warmup_cosine(step, total_steps=10, warmup_steps=2)
-    optimizer = make_optimizer(encoder_rate=1e-2, head_rate=2e-2)
+    optimizer = make_optimizer(Rates(encoder=1e-2, heads=2e-2, table=0.1))
     params = params_of(rng)
     table = jnp.asarray(rng.normal(size=(LABELS, DIM)), jnp.float32)
     step = make_train_step(LookUp(), objective, optimizer, table_rate=0.1, seed=0)
     copy = lambda tree: jax.tree.map(jnp.array, tree)
-    state = new_state(copy(params), optimizer, copy(table))
+    state = new_state(copy(params), optimizer, {TABLE: copy(table)})
     plain, moments, opt_state = copy(params), row_adam.init(table), optimizer.init(params)
     for number in range(5):
         batch = batch_of(rng)
@@ -131,7 +141,7 @@ def test_row_update_equals_a_dense_table():
         updates, opt_state = optimizer.update(gradients, opt_state, plain)
         updates = jax.tree.map(lambda u, n=number: factor(n) * u, updates)
         plain = optax.apply_updates(plain, updates)
-    np.testing.assert_allclose(state.table, table, atol=2e-5)
+    np.testing.assert_allclose(state.tables[TABLE].values, table, atol=2e-5)
     for found, expected in zip(jax.tree.leaves(state.params), jax.tree.leaves(plain)):
         np.testing.assert_allclose(found, expected, atol=2e-5)
     assert int(state.step) == 5
@@ -139,8 +149,10 @@ def test_row_update_equals_a_dense_table():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_temporary_memory_does_not_depend_on_the_number_of_labels(dtype):
-    objective = Objective(Side(decoupled_softmax_loss, 0.05), Side(decoupled_softmax_loss, 1.0))
-    optimizer = make_optimizer(encoder_rate=1e-3, head_rate=1e-3)
+    objective = Objective(
+        HeadLoss(decoupled_softmax_loss, 0.05), HeadLoss(decoupled_softmax_loss, 1.0)
+    )
+    optimizer = make_optimizer(Rates(encoder=1e-3, heads=1e-3, table=0.1))
     step = make_train_step(LookUp(), objective, optimizer, table_rate=0.1, seed=0)
     batch = batch_of(np.random.default_rng(0))
     params = params_of(np.random.default_rng(0))
@@ -148,11 +160,11 @@ def test_temporary_memory_does_not_depend_on_the_number_of_labels(dtype):
     def temporary(labels: int) -> int:
         state = jax.eval_shape(
             lambda: new_state(
-                params, optimizer, label_pool.to_storage(jnp.zeros((labels, DIM)), dtype)
+                params, optimizer, {TABLE: label_pool.to_storage(jnp.zeros((labels, DIM)), dtype)}
             )
         )
         analysis = step.lower(state, batch, 1.0).compile().memory_analysis()
-        assert analysis.alias_size_in_bytes >= num_bytes(state.table)
+        assert analysis.alias_size_in_bytes >= num_bytes(state.tables)
         return analysis.temp_size_in_bytes
 
     assert abs(temporary(1_000_000) - temporary(1_000)) < 2**16
@@ -160,29 +172,29 @@ def test_temporary_memory_does_not_depend_on_the_number_of_labels(dtype):
 
 def test_dual_encoder_alone_has_no_table():
     rng = np.random.default_rng(0)
-    optimizer = make_optimizer(encoder_rate=1e-2, head_rate=1e-2)
-    objective = Objective(Side(decoupled_softmax_loss, 0.05, 1.0))
+    optimizer = make_optimizer(Rates(encoder=1e-2, heads=1e-2, table=0.1))
+    objective = Objective(HeadLoss(decoupled_softmax_loss, 0.05, 1.0))
     step = make_train_step(LookUp(), objective, optimizer, table_rate=0.1, seed=0)
     batch, first = batch_of(rng), []
     state = new_state(params_of(rng), optimizer)
     for _ in range(20):
         state, parts = step(state, batch, 1.0)
         first.append(float(parts["loss"]))
-    assert state.table is None and "loss_clf" not in parts
+    assert state.tables == {} and "loss_clf" not in parts
     assert first[-1] < 0.5 * first[0]
 
 
 def test_one_shape_is_traced_once():
     rng = np.random.default_rng(0)
-    optimizer = make_optimizer(encoder_rate=1e-2, head_rate=1e-2)
+    optimizer = make_optimizer(Rates(encoder=1e-2, heads=1e-2, table=0.1))
     traces = []
 
     class Counted(LookUp):
-        def vectors(self, params, tokens, key=None, train=False):
+        def vectors(self, params, tokens, key=None, train=False, side="both"):
             traces.append(1)
             return super().vectors(params, tokens)
 
-    objective = Objective(Side(decoupled_softmax_loss, 0.05))
+    objective = Objective(HeadLoss(decoupled_softmax_loss, 0.05))
     step = make_train_step(Counted(), objective, optimizer, table_rate=0.1, seed=0)
     state = new_state(params_of(rng), optimizer)
     for _ in range(3):
@@ -201,7 +213,7 @@ def test_warmup_cosine_is_the_formula():
 
 
 def test_rates_of_encoder_and_heads_differ():
-    optimizer = make_optimizer(encoder_rate=0.1, head_rate=0.2, weight_decay=0.0)
+    optimizer = make_optimizer(Rates(encoder=0.1, heads=0.2, table=0.0))
     params = {"encoder": {"x": jnp.zeros(3)}, "de_head": {"kernel": jnp.zeros(3)}}
     gradients = jax.tree.map(jnp.ones_like, params)
     updates, _ = optimizer.update(gradients, optimizer.init(params), params)
