@@ -133,6 +133,13 @@ def publishing_folder(
         _remove(temporary)
 
 
+def set_aside(path: Path, suffix: str) -> None:
+    """Rename a file or folder out of the way, over what was set aside before."""
+    aside = path.with_name(path.name + suffix)
+    _remove(aside)
+    os.rename(path, aside)
+
+
 def remove_stale(path: Path) -> None:
     """Clear what killed processes left of a shared file or folder; a live one's is younger."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):

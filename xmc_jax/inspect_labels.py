@@ -31,10 +31,10 @@ def main(argv: list[str]) -> None:
     try:
         dataset = formats.load(formats.find_folder(_DATA.value))
         names = _LABELS.value.split("|")
-        found = label_charts.find(dataset, [name for name in names if name], depth=_DEPTH.value)
-        print("\n".join(label_charts.lines(found)))
+        charts = label_charts.find(dataset, [name for name in names if name], depth=_DEPTH.value)
+        print("\n".join(label_charts.lines(charts)))
         if _OUTPUT.value:
-            label_charts.save_png(found, Path(_OUTPUT.value))
+            label_charts.save_png(charts, Path(_OUTPUT.value))
             print(f"picture: {_OUTPUT.value}")
     except (ValueError, OSError) as error:
         console.fail(error)

@@ -18,14 +18,14 @@ def upgrade(meta: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       ValueError: a later format than this version knows.
     """
-    found = meta.get("format", 1)
-    if found > FORMAT:
+    given = meta.get("format", 1)
+    if given > FORMAT:
         raise ValueError(
-            f"meta.json has format {found}, this version knows {FORMAT}: it was written by a later "
+            f"meta.json has format {given}, this version knows {FORMAT}: it was written by a later "
             "version of xmc_jax. Install that one to open it."
         )
     upgraded = copy.deepcopy(dict(meta))
-    if found < FORMAT:
+    if given < FORMAT:
         resolved = upgraded["resolved"]
         resolved.setdefault("family", "unidec")
         resolved.setdefault("tail_weight", 0.0)

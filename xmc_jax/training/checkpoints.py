@@ -10,7 +10,6 @@ Checkpoints without a format are of before tables had names and model state a pl
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -112,9 +111,9 @@ def restore_latest(workdir: Path, like: TrainState) -> tuple[TrainState, dict[st
     Raises:
       CheckpointError: the checkpoint is of another model, or all are damaged.
     """
-    found = steps(workdir)
+    saved = steps(workdir)
     damaged: list[Path] = []
-    for step in reversed(found):
+    for step in reversed(saved):
         folder = workdir / "checkpoints" / str(step)
         problem = _damage(folder)
         if problem is None:
@@ -126,15 +125,13 @@ def restore_latest(workdir: Path, like: TrainState) -> tuple[TrainState, dict[st
                 problem = _first_line(error)
             else:
                 for path in damaged:
-                    aside = path.with_name(f"{path.name}.damaged")
-                    _remove(aside)
-                    os.rename(path, aside)
+                    files.set_aside(path, ".damaged")
                 return state, info(workdir, step)
         logging.warning("%s is damaged (%s): falling back to the one before.", folder, problem)
         damaged.append(folder)
-    if found:
+    if saved:
         raise CheckpointError(
-            f"{workdir / 'checkpoints'}: none of the checkpoints {found} can be read. Remove the "
+            f"{workdir / 'checkpoints'}: none of the checkpoints {saved} can be read. Remove the "
             "work directory, or choose another with --workdir, to start anew."
         )
     return None
@@ -204,10 +201,10 @@ def _read_state(folder: Path, like: TrainState) -> TrainState:
 def _read_weights(folder: Path, like: Weights) -> Weights:
     if not _is_from_before(folder):
         return Weights(**_read(folder / "model", like._asdict()))
-    found = _read(folder / "model", _weights_before(like))
-    table = found["table"]
-    state = {name: found["params"].pop(name) for name in like.model_state}
-    return Weights(found["params"], state, dict.fromkeys(like.tables, table))
+    tree = _read(folder / "model", _weights_before(like))
+    params, table = tree["params"], tree["table"]
+    state = {name: params.pop(name) for name in like.model_state}
+    return Weights(params, state, dict.fromkeys(like.tables, table))
 
 
 def _is_from_before(folder: Path) -> bool:

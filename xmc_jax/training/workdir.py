@@ -59,10 +59,10 @@ def read_json(path: Path) -> Any:
 
 def versions() -> dict[str, str]:
     """Versions of what a result depends on, and the commit where there is one."""
-    found = {"python": platform.python_version(), "xmc_jax": metadata.version("xmc_jax")}
+    packages = {"python": platform.python_version(), "xmc_jax": metadata.version("xmc_jax")}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     here = Path(__file__).parent
@@ -70,10 +70,10 @@ def versions() -> dict[str, str]:
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return found
+        return packages
     if result.returncode == 0:
-        found["commit"] = result.stdout.strip()
-    return found
+        packages["commit"] = result.stdout.strip()
+    return packages
 
 
 @contextlib.contextmanager
@@ -185,23 +185,23 @@ def _remove_ours(workdir: Path) -> None:
             files.unlink(path)
 
 
-def _completed(there: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """``there`` with the fields of ``now`` that it lacks."""
-    made = {**now, **there}
+def _completed(kept: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """``kept`` with the fields of ``now`` that it lacks."""
+    complete = {**now, **kept}
     for name, value in now.items():
-        if isinstance(value, dict) and isinstance(made[name], dict):
-            made[name] = _completed(made[name], value)
-    return made
+        if isinstance(value, dict) and isinstance(complete[name], dict):
+            complete[name] = _completed(complete[name], value)
+    return complete
 
 
 def _check_same(
     workdir: Path,
-    there: dict[str, Any],
+    kept: dict[str, Any],
     now: dict[str, Any],
     overrides: Collection[str] | None,
 ) -> None:
     """Compare configurations field by field."""
-    have, want = flatten(there), flatten(json.loads(json.dumps(now, default=files.plain)))
+    have, want = flatten(kept), flatten(json.loads(json.dumps(now, default=files.plain)))
     later = set()
     if overrides is not None:  # new fields, and those left open, for which the run has its value
         open_now = {name for name, value in want.items() if value is None}

@@ -31,9 +31,9 @@ class GraphRows(NamedTuple):
 
     def take(self, labels: np.ndarray) -> GraphRows:
         """Rows of some labels; -1 gives weights 0."""
-        there = labels >= 0
-        rows = np.where(there, labels, 0)
-        return GraphRows(self.ids[rows], self.weights[rows] * there[:, None])
+        known = labels >= 0
+        rows = np.where(known, labels, 0)
+        return GraphRows(self.ids[rows], self.weights[rows] * known[:, None])
 
 
 class FrugalBatches:
