@@ -56,20 +56,19 @@ def assert_equal(found, expected) -> None:
 def test_dense_tables_move_by_adam_and_others_by_their_rows():
     state = state_of()
     first, dense, rows = state, state.tables["dense"].values, state.tables["rows"].values
-    adam, row_moments = optax.inject_hyperparams(optax.adam)(RATE), row_adam.init(rows)
-    moments = adam.init(dense)
+    adam = optax.adam(lambda count: RATE * jnp.array(FACTORS)[count])
+    moments, row_moments = adam.init(dense), row_adam.init(rows)
     for number, factor in enumerate(FACTORS):
         of_tables = gradients_of(number)
         state, _ = step(state, jax.tree.map(jnp.ones_like, PARAMS), of_tables, factor)
-        moments.hyperparams["learning_rate"] = jnp.float32(RATE * factor)
         updates, moments = adam.update(of_tables["dense"].values, moments)
         dense = optax.apply_updates(dense, updates)
-        rate = RATE * factor
+        ids, values = of_tables["rows"]
         rows, row_moments = row_adam.update(
-            rows, row_moments, *of_tables["rows"], learning_rate=rate
+            rows, row_moments, ids, values, learning_rate=RATE * factor
         )
-    np.testing.assert_allclose(state.tables["dense"].values, dense, rtol=1e-5)
-    np.testing.assert_allclose(state.tables["rows"].values, rows, rtol=1e-5)
+    np.testing.assert_allclose(state.tables["dense"].values, dense, atol=1e-6)
+    np.testing.assert_allclose(state.tables["rows"].values, rows, atol=1e-6)
     assert_equal(state.tables["rows"].values[0], first.tables["rows"].values[0])
     assert int(state.tables["dense"].state.count) == int(state.step) == len(FACTORS)
     assert_equal(state.tables["idle"], first.tables["idle"])  # moments too
@@ -99,7 +98,5 @@ def test_a_dense_table_is_saved_and_goes_on_the_same(tmp_path):
     checkpoints.save(tmp_path, state, {})
     restored, _ = checkpoints.restore_latest(tmp_path, jax.eval_shape(state_of))
     assert_equal(restored, state)
-    ones = jax.tree.map(jnp.ones_like, PARAMS)
-    assert_equal(
-        step(restored, ones, gradients_of(1), 1.0), step(state, ones, gradients_of(1), 1.0)
-    )
+    again = lambda state: step(state, None, gradients_of(1), 1.0)
+    assert_equal(again(restored), again(state))
