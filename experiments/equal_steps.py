@@ -18,6 +18,7 @@ from experiments import ledger
 from experiments.ledger import Row
 from xmc_jax import catalog
 from xmc_jax.systems.frugal import text_mixing
+from xmc_jax.training.options import GandalfOptions
 
 # Label texts that are training texts too, as `xmc_jax.data.splits.text_codes` compares them.
 LABELS_THAT_ARE_POINTS = {
@@ -65,9 +66,10 @@ def steps_per_epoch(config: ConfigDict, *, points_alone: bool = False) -> int:
       points_alone: as if Gandalf were off.
     """
     points = _points(config)
-    if config.gandalf.enabled and not text_mixing.variant(config) and not points_alone:
-        texts = _texts(config)
-        points = {"all": points + texts, "labels": texts, "sample": points}[config.gandalf.points]
+    options = GandalfOptions(**config.gandalf)
+    if options.enabled and not text_mixing.variant(options) and not points_alone:
+        texts = _texts(config.dataset, options)
+        points = {"all": points + texts, "labels": texts, "sample": points}[options.points]
     return -(-points // config.batch_size)
 
 
@@ -76,7 +78,7 @@ def _points(config: ConfigDict) -> int:
     return rows - min(round(config.held_out_share * rows), config.held_out_rows)
 
 
-def _texts(config: ConfigDict) -> int:
-    entry, options = catalog.get(config.dataset), config.gandalf
+def _texts(dataset: str, options: GandalfOptions) -> int:
+    entry = catalog.get(dataset)
     left_out = LABELS_THAT_ARE_POINTS[entry.name] if options.skip_labels_that_are_points else 0
     return round(options.share * (entry.num_labels - left_out))

@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 
 from configs import unidec
-from experiments import ledger, synthetic, untrained
+from experiments import ledger, synthetic
 from xmc_jax.data.batching import batches, pools
 from xmc_jax.data.search import clustering
 from xmc_jax.data.search import index as indexes
 from xmc_jax.host import console
-from xmc_jax.runs import open_runs
-from xmc_jax.systems.embedding import Embedder
-from xmc_jax.training import refresh
+from xmc_jax.runs import launch, open_runs
+from xmc_jax.systems.unidec import ranking
+from xmc_jax.systems.unidec.embedder import Embedder
 from xmc_jax.training.training_data import TrainingData
 
 NAME = "pool_statistics"
@@ -93,8 +93,8 @@ def _mine(
     index: str,
     seed: int,
 ) -> np.ndarray:
-    labels = embedder.de(params, data.label_tokens)
-    kind = refresh.choose_index(index, len(rows), *labels.shape)
+    labels = embedder.de(params, data.label_tokens, side="label")
+    kind = ranking.choose_index(index, len(rows), *labels.shape)
     built = indexes.Index.build(
         labels, kind, seed=seed, sample_queries=queries[:: len(rows) // 500 or 1]
     )
@@ -192,19 +192,21 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         synthetic.write(Path(data_folder), options.synthetic)
     if options.workdir:
         opened = open_runs.open_run(options.workdir)
-        data, embedder, params = opened.load_data(data_folder), opened.embedder, opened.params
-        config, encoder = opened.config, f"step {opened.step} of a trained run"
+        data, system, params = opened.load_data(data_folder), opened.system, opened.weights.params
+        config, encoder = opened.meta["resolved"], f"step {opened.step} of a trained run"
     else:
         config = unidec.get_config(name)
         config.data = data_folder
         config.encoder.name, config.batching, config.hard_negatives = "bag", "random", False
-        run, params = untrained.make(config, folder / "run")
-        data, embedder, config = run.data, run.embedder, run.config
-        encoder = "the bag encoder before its first step"
-    size = options.batch_size or config.batch_size
-    settings = statistics(data, embedder, params, batch_size=size, num_batches=options.batches)
+        start = launch.prepare(config, folder / "run", None)
+        data, system, params = start.run.data, start.run.system, start.weights.params
+        config, encoder = start.config, "the bag encoder before its first step"
+    size = options.batch_size or config["batch_size"]
+    settings = statistics(
+        data, system.embedder, params, batch_size=size, num_batches=options.batches
+    )
     return {
-        "dataset": f"synthetic {options.synthetic:g}" if options.synthetic else config.dataset,
+        "dataset": f"synthetic {options.synthetic:g}" if options.synthetic else config["dataset"],
         "encoder": encoder,
         "points": len(data.rows),
         "labels": data.num_labels,

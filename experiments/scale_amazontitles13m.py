@@ -25,15 +25,32 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from configs import unidec
-from experiments import ledger, synthetic, untrained
+from experiments import ledger, synthetic
+from xmc_jax.contracts import TrainState, Weights
 from xmc_jax.data.search import index as indexes
+from xmc_jax.data.texts import JoinedTexts
 from xmc_jax.host import console
-from xmc_jax.training import refresh
-from xmc_jax.training.loop import CompiledStep, Run, initial_state
-from xmc_jax.training.state import TrainState
+from xmc_jax.runs import settings
+from xmc_jax.training import refresh, training_data
+from xmc_jax.training.loop import Run
 
 NAME = "scale_amazontitles13m"
 COMPARED = 2000  # points whose mined lists are compared with exact search
+
+
+class Laps:
+    """Seconds of the parts of a script."""
+
+    def __init__(self) -> None:
+        """Start the clock."""
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """What was done since the last lap is called so."""
+        now = time.perf_counter()
+        self.seconds[name] = round(now - self._last, 2)
+        self._last = now
 
 
 def configuration(folder: Path, index: str) -> ConfigDict:
@@ -47,31 +64,52 @@ def configuration(folder: Path, index: str) -> ConfigDict:
     return config
 
 
+def prepare(config: ConfigDict, folder: Path, laps: Laps) -> tuple[Run, Weights]:
+    """A run before its first step, as `xmc_jax.runs.launch.prepare` makes it, in timed parts."""
+    dataset, entry, _ = training_data.read_dataset(
+        config.dataset, config.data, max_length=config.max_length
+    )
+    resolved, _ = settings.resolve(config, dataset)
+    family, options = settings.family_of(resolved), settings.options_of(resolved)
+    laps.lap("read")
+    texts = JoinedTexts(dataset.train.texts, dataset.label_texts)
+    tokenizer = family.tokenizer(options, texts, folder / "tokenizer")
+    laps.lap("tokenizer")
+    for collection, side in ((dataset.train.texts, "query"), (dataset.label_texts, "label")):
+        training_data.token_store(options.text_form, tokenizer, collection, side)
+    laps.lap("tokenise")
+    data = training_data.load(options, dataset, entry, tokenizer)
+    laps.lap("hold_out")
+    built = family.build(options, folder, data, tokenizer)
+    source = built.system.source(built.data)
+    stages = family.stages(options, resolved.epochs)
+    laps.lap("parameters")
+    return Run(options, folder, built.data, built.system, source, stages), built.weights
+
+
 def measure(folder: Path, scale: float, steps: int, index: str) -> dict[str, Any]:
     """Makes the data below ``folder``, trains, refreshes, compares; what the ledger keeps."""
     os.environ["XMC_CACHE"] = str(folder / "cache")
-    laps = untrained.Laps()
+    laps = Laps()
     synthetic.write(folder / f"synthetic-{scale:g}", scale)
     laps.lap("write_data")
     config = configuration(folder / f"synthetic-{scale:g}", index)
     work = folder / f"run-{scale:g}"
-    run, params = untrained.make(config, work, laps)
-    step = CompiledStep(run)
-    state = jax.block_until_ready(initial_state(run, params, step.optimizer))
+    run, weights = prepare(config, work, laps)
+    state = jax.block_until_ready(run.system.first_state(run.data, weights))
     laps.lap("table")
-    del params  # a step donates them
-    state, random_step = _steps(run, state, step, 0, steps // 2)
+    del weights  # a step donates them
+    state, random_step = _steps(run, state, 0, steps // 2)
     laps.lap("random_steps")
     shutil.rmtree(work / "refresh", ignore_errors=True)
-    found = refresh.refresh(
-        *(work, 0, run.config, run.data, run.embedder, state.params, run.source.levels)
-    )
+    write = lambda folder: run.system.write_refresh(folder, 0, run.data, state)
+    found = refresh.write(work, 0, write)
     laps.lap("refresh")
     parts = json.loads((work / "refresh" / "0" / "info.json").read_text())
     compared = _compare(run, state.params, found)
     laps.lap("compare")
     run.source.use(found)
-    state, cluster_step = _steps(run, state, step, steps // 2, steps - steps // 2)
+    state, cluster_step = _steps(run, state, steps // 2, steps - steps // 2)
     laps.lap("cluster_steps")
     host = _host_seconds(run)
     laps.lap("host_batches")
@@ -80,25 +118,24 @@ def measure(folder: Path, scale: float, steps: int, index: str) -> dict[str, Any
         "points": len(run.data.rows),
         "labels": run.data.num_labels,
         "labels_a_point": round(run.data.labels.nnz / len(run.data.rows), 1),
-        "batch": run.source.batch_size,
-        "pool": run.source.pool_size,
+        "batch": run.source.shapes.queries,
+        "pool": run.source.shapes.labels,
         "seconds": laps.seconds,
         "refresh": {name: value for name, value in parts.items() if name != "epoch"},
         "seconds_a_step": {"random": random_step, "clusters": cluster_step},
         "host_ms_a_batch": round(1000 * host, 1),
-        "shapes_compiled": len(step.compiled),
+        "shapes_compiled": run.num_compiled,
         **compared,
         "peak_gigabytes": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
     }
 
 
-def _steps(
-    run: Run, state: TrainState, step: CompiledStep, done: int, number: int
-) -> tuple[TrainState, float]:
+def _steps(run: Run, state: TrainState, done: int, number: int) -> tuple[TrainState, float]:
     """Some steps of epoch 0; the median of their seconds, compilation left out."""
-    times = []
-    source = run.source.ahead(0, min(done, max(0, run.source.steps_per_epoch - number)))
-    for batch, _, _ in itertools.islice(source, number):
+    times, stage = [], run.stages[0]
+    step = run.step(stage)
+    first = min(done, max(0, run.source.shapes.steps - number))
+    for batch, _, _ in itertools.islice(run.source.ahead(stage, 0, first), number):
         step.compile(state, batch)
         started = time.perf_counter()
         state, parts = step(state, batch, run.factor(int(state.step)))
@@ -111,17 +148,18 @@ def _steps(
 def _host_seconds(run: Run, number: int = 30) -> float:
     """Seconds to make a batch (pool, gather, packing), in the one thread that makes them."""
     started, count = time.perf_counter(), 0
-    for _ in itertools.islice(run.source.ahead(0, 0), number):
+    for _ in itertools.islice(run.source.ahead(run.stages[0], 0, 0), number):
         count += 1
     return (time.perf_counter() - started) / count
 
 
 def _compare(run: Run, params: Any, found: refresh.Refresh) -> dict[str, Any]:
     """Exact search for some points: its time, and the share of its results that were mined."""
-    data, width = run.data, found.hard_negatives.shape[1]
+    data, embedder, hard_negatives = run.data, run.system.embedder, found["hard_negatives"]
+    width = hard_negatives.shape[1]
     rows = data.rows[np.linspace(0, len(data.rows) - 1, COMPARED).astype(int)]
-    labels = run.embedder.de(params, data.label_tokens)
-    queries = run.embedder.de(params, data.train_tokens, rows)
+    labels = embedder.de(params, data.label_tokens, side="label")
+    queries = embedder.de(params, data.train_tokens, rows)
     started = time.perf_counter()
     exact = indexes.Index.build(labels, "exact", seed=0)
     built = time.perf_counter()
@@ -129,7 +167,7 @@ def _compare(run: Run, params: Any, found: refresh.Refresh) -> dict[str, Any]:
     own = data.labels[rows]
     truth = indexes.mine(queries, exact, labels=own, filters=filters, width=width)
     searched = time.perf_counter()
-    mined = found.hard_negatives[rows]
+    mined = hard_negatives[rows]
     hits = [np.isin(t[t >= 0], m).mean() for t, m in zip(truth, mined)]
     top = [np.isin(t[:5], m).mean() for t, m in zip(truth, mined)]
     return {

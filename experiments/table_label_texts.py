@@ -68,7 +68,7 @@ def compare(without: Path, gandalf: Path, options: Any) -> dict[str, Any]:
             for name, ids in found.items()
         }
         rows[kind] = {"rows": len(chosen), "of": len(seen), "metrics": of_kind}
-    return {"dataset": opened[0].config.dataset, "kinds": rows}
+    return {"dataset": opened[0].meta["resolved"]["dataset"], "kinds": rows}
 
 
 def show(result: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 
 from experiments import ledger
 from xmc_jax import metrics
+from xmc_jax.contracts import Ranker
 from xmc_jax.host import console
 from xmc_jax.runs import open_runs
 from xmc_jax.training import evaluation
@@ -78,7 +79,7 @@ def part(split: EvaluationSplit, rows: np.ndarray) -> EvaluationSplit:
     )
 
 
-def top(ranker: Any, split: EvaluationSplit, rows: np.ndarray, k: int = SHOWN) -> np.ndarray:
+def top(ranker: Ranker, split: EvaluationSplit, rows: np.ndarray, k: int = SHOWN) -> np.ndarray:
     """Best labels ``[n, k]`` of some rows of a split, filter pairs left out; -1 = none."""
     some = part(split, rows)
     deep = evaluation.depth(some, (k,))
@@ -94,7 +95,7 @@ def open_both(without: Path, gandalf: Path) -> list[open_runs.OpenRun]:
     """
     opened = [open_runs.open_run(folder) for folder in (without, gandalf)]
     for flag, run, wanted in zip(("without", "gandalf"), opened, (False, True)):
-        if run.config.gandalf.enabled != wanted:
+        if run.options.gandalf.enabled != wanted:
             raise ValueError(
                 f"--{flag}={run.folder}: expected a run with config.gandalf.enabled = {wanted}."
             )
@@ -125,7 +126,7 @@ def compare(without: Path, gandalf: Path, options: Any) -> dict[str, Any]:
             own = set(truth[place].indices.tolist())
             points[place]["labels"] = len(own)
             points[place][side] = [[data.dataset.label_texts[i], i in own] for i in ids if i >= 0]
-    return {"dataset": opened[0].config.dataset, "points": points}
+    return {"dataset": opened[0].meta["resolved"]["dataset"], "points": points}
 
 
 def show(result: dict[str, Any]) -> str:

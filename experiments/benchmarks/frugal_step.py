@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,13 +18,18 @@ import numpy as np
 from configs import frugal
 from experiments.benchmarks import harness, ours, problem
 from experiments.benchmarks.harness import Contender, Subject
+from xmc_jax.contracts import Stage, TrainState, Weights
 from xmc_jax.models.encoders.bag import BagEncoder
 from xmc_jax.models.heads.unidec import UniDEC
-from xmc_jax.runs import build
-from xmc_jax.systems import encoders
+from xmc_jax.runs import settings
+from xmc_jax.systems import FAMILIES, encoders
+from xmc_jax.systems.frugal.family import frugal_model
 from xmc_jax.systems.frugal.source import GraphRows
-from xmc_jax.training.loop import CompiledStep, Run
+from xmc_jax.systems.frugal.system import FrugalSystem
+from xmc_jax.systems.unidec.source import make_source
 from xmc_jax.training.source import BatchSource
+from xmc_jax.training.step import CompiledStep
+from xmc_jax.training.training_data import TrainingData
 
 VOCABULARY, LABELS, LABELS_A_POINT = 30_000, 100_000, 5.0
 UNIDEC = "unidec, bag"
@@ -48,7 +52,7 @@ def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     }
 
 
-def _data(queries: int, labels: int) -> Any:
+def _data(queries: int, labels: int) -> TrainingData:
     return problem.amazon_shaped(4 * queries, labels, VOCABULARY, labels_a_point=LABELS_A_POINT)
 
 
@@ -58,36 +62,39 @@ def frugal_step(name: str, queries: int, pool: int, dim: int, labels: int) -> Su
     config.batch_size, config.pool_size, config.encoder.dim = queries, pool, dim
     config.hard_negatives, config.held_out_share = False, 0.0
     config.phases = config.phases[-1:]
+    options = settings.options_of(config)
+    (stage,) = FAMILIES["frugal"].stages(options, 1)
     data = _data(queries, labels)
-    made = build.frugal_model(config, encoders.queries(config, VOCABULARY), labels)
+    model = frugal_model(
+        options, encoders.queries(options.encoder, VOCABULARY, options.max_length), labels
+    )
     rng = np.random.default_rng(0)
     graph = None
-    if made.label_graph:
-        shape = (labels, config.graph.tokens)
+    if model.label_graph:
+        shape = (labels, options.graph.tokens)
         ids = rng.integers(1, VOCABULARY, shape, np.int32)
         graph = GraphRows(ids, rng.random(shape, np.float32) + 0.1)
-    system = build.system(config, graph)
-    source = system.source(config, made, data)
-    run = Run(config, Path(), data, made, source, None, 1, system)
-    step = CompiledStep(run)
-    params = made.init(jax.random.key(0), rng.random(VOCABULARY, np.float32) + 0.1)
-    state = system.initial_state(run, params, step.optimizer, table=False)
-    return _subject(step, state, source)
+    system = FrugalSystem(options, model, graph)
+    params = model.init(jax.random.key(0), rng.random(VOCABULARY, np.float32) + 0.1)
+    weights = Weights(params, {"moving": params.pop("moving")}, {})
+    state = system.first_state(data, weights, measure=True)
+    return _subject(CompiledStep(system.make_step("all")), state, system.source(data), stage)
 
 
 def unidec_step(queries: int, pool: int, dim: int, labels: int) -> Subject:
     """UniDEC's step: both heads of ``dim``, both losses."""
-    config = problem.configuration(queries, pool, dim)
-    made = BagEncoder(VOCABULARY, dim)
-    model = UniDEC(made, dim, config.head_dropout)
+    options = problem.make_options(queries, pool, dim)
+    encoder = BagEncoder(VOCABULARY, dim)
+    model = UniDEC(encoder, dim, options.head_dropout)
     table = jnp.zeros((labels, dim), jnp.float32)
-    step, state = ours.start(config, model, model.init(jax.random.key(0)), table)
-    return _subject(step, state, BatchSource(config, _data(queries, labels), made.max_segments))
+    step, state = ours.start(options, model, model.init(jax.random.key(0)), table)
+    source = make_source(options, _data(queries, labels), encoder.max_segments)
+    return _subject(step, state, source, problem.STAGE)
 
 
-def _subject(step: CompiledStep, state: Any, source: BatchSource) -> Subject:
+def _subject(step: CompiledStep, state: TrainState, source: BatchSource, stage: Stage) -> Subject:
     """Turns on the first batch of a source."""
-    batch = next(source.ahead(0, 0))[0]
+    batch = next(source.ahead(stage, 0, 0))[0]
     step.compile(state, batch)
 
     def turn(_: int) -> None:

@@ -19,13 +19,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from experiments.benchmarks import harness, ours, problem, train_step
 from experiments.benchmarks.harness import Contender, Subject
 from xmc_jax import catalog
 from xmc_jax.host import allocator
-from xmc_jax.training.refresh import Refresh
+from xmc_jax.systems.unidec.options import UniDECOptions
+from xmc_jax.systems.unidec.source import make_source
 from xmc_jax.training.source import BatchSource
 from xmc_jax.training.state import num_bytes
 
@@ -55,8 +55,9 @@ def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def one_batch(queries: int, pool: int, scale: float) -> Subject:
     """A turn makes one batch."""
-    source, _ = amazon_source(problem.configuration(queries, pool, 256), scale)
-    batches = (batch for epoch in itertools.count() for batch in source.ahead(epoch, 0))
+    source, _ = amazon_source(problem.make_options(queries, pool, 256), scale)
+    epochs = (source.ahead(problem.STAGE, epoch, 0) for epoch in itertools.count())
+    batches = itertools.chain.from_iterable(epochs)
     numbers = []
 
     def turn(_: int) -> None:  # waits for the thread, which is never ahead of one that does nothing
@@ -69,16 +70,15 @@ def one_batch(queries: int, pool: int, scale: float) -> Subject:
     return Subject(turn, {}, close)
 
 
-def amazon_source(config: ConfigDict, scale: float) -> tuple[BatchSource, int]:
+def amazon_source(options: UniDECOptions, scale: float) -> tuple[BatchSource, int]:
     """Batches over data of LF-AmazonTitles-1.3M's shape, mined hard negatives included; and L."""
     points, labels = (round(scale * n) for n in (AMAZON.num_train, AMAZON.num_labels))
     data = problem.amazon_shaped(points, labels, VOCABULARY)
-    config.hard_negatives, config.beta, config.fill = True, 1, "none"
-    source = BatchSource(config, data, 32)
-    mined = np.random.default_rng(0).integers(
-        0, labels, (points, config.eta * config.refresh_epochs), np.int32
-    )
-    source.use(Refresh(np.arange(points), np.array([0, points]), mined))
+    options = dataclasses.replace(options, hard_negatives=True, beta=1, fill="none")
+    source = make_source(options, data, 32)
+    shape = points, options.eta * options.refresh_epochs
+    mined = np.random.default_rng(0).integers(0, labels, shape, np.int32)
+    source.use({"hard_negatives": mined})
     return source, labels
 
 
@@ -101,8 +101,8 @@ def keeps_up(options: argparse.Namespace, shape: str) -> dict[str, Any]:
         found["bytes_beside_table_and_moments"] = found["peak_rss_bytes"] - found["facts"]["table"]
     return {
         **{"case": "host", "part": "keeps up", "encoder": shape, "steps_a_turn": STEPS},
-        **{"queries": made.config.batch_size, "pool": made.config.pool_size},
-        **{"head_dim": made.config.head_dim, "dtype": options.dtype},
+        **{"queries": made.options.batch_size, "pool": made.options.pool_size},
+        **{"head_dim": made.options.head_dim, "dtype": options.dtype},
         "device_idle": round(1 - faster / slower, 4),
         "contenders": results,
     }
@@ -110,20 +110,20 @@ def keeps_up(options: argparse.Namespace, shape: str) -> dict[str, Any]:
 
 def steps(made: problem.Problem, scale: float, number: int, ahead: bool) -> Subject:
     """A turn does the next `STEPS` of ``number`` steps; compiled for all of their shapes."""
-    source, labels = amazon_source(made.config, scale)
+    source, labels = amazon_source(made.options, scale)
     model, params = ours.load(made)
-    table = jnp.zeros((labels, made.config.head_dim), jnp.float32)
-    step, state = ours.start(made.config, model, params, table)
-    size = num_bytes((table, state.table_state))
+    table = jnp.zeros((labels, made.options.head_dim), jnp.float32)
+    step, state = ours.start(made.options, model, params, table)
+    size = num_bytes(state.tables)
     del params, table  # a step donates them
     batches = []
-    for batch, _, _ in itertools.islice(source.ahead(0, 0), number):
+    for batch, _, _ in itertools.islice(source.ahead(problem.STAGE, 0, 0), number):
         step.compile(state, batch)
         if not ahead:
             batches.append(batch)
     allocator.give_back()  # what making all this took, as before the first step of a training
     harness.forget_peak_rss()
-    waiting = source.ahead(0, 0) if ahead else ((batch,) for batch in batches)
+    waiting = source.ahead(problem.STAGE, 0, 0) if ahead else ((batch,) for batch in batches)
 
     def turn(_: int) -> None:
         nonlocal state

@@ -18,8 +18,9 @@ from experiments.benchmarks import harness, ours, problem
 from experiments.benchmarks.harness import Contender, Subject
 from xmc_jax.models.encoders.bag import BagEncoder
 from xmc_jax.models.heads.unidec import UniDEC
+from xmc_jax.systems.unidec.options import UniDECOptions
+from xmc_jax.systems.unidec.source import make_source
 from xmc_jax.systems.unidec.step import StepBatch
-from xmc_jax.training.source import BatchSource
 
 VOCABULARY, DIM = 30_000, 64
 
@@ -28,11 +29,12 @@ def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One result: all sizes, turn by turn."""
     sizes = (1000, 10_000) if options.quick else (100_000, 1_000_000, 10_000_000)
     queries, pool = (16, 64) if options.quick else (256, 2048)
-    config = problem.configuration(queries, pool, DIM)
+    of_run = problem.make_options(queries, pool, DIM)
     data = problem.amazon_shaped(4 * queries, sizes[0], VOCABULARY)
-    batch = next(BatchSource(config, data, BagEncoder(VOCABULARY, DIM).max_segments).ahead(0, 0))[0]
+    source = make_source(of_run, data, BagEncoder(VOCABULARY, DIM).max_segments)
+    batch = next(source.ahead(problem.STAGE, 0, 0))[0]
     contenders = [
-        Contender(f"L = {size:,}", sweep_step, (config, batch, size, size // sizes[0]))
+        Contender(f"L = {size:,}", sweep_step, (of_run, batch, size, size // sizes[0]))
         for size in sizes
     ]
     results = harness.contest(options, contenders, repeats=30, warmup=3)
@@ -47,11 +49,11 @@ def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     }
 
 
-def sweep_step(config: Any, batch: StepBatch, num_labels: int, apart: int) -> Subject:
+def sweep_step(options: UniDECOptions, batch: StepBatch, num_labels: int, apart: int) -> Subject:
     """A step with a table of ``num_labels`` rows; pool ids are multiplied by ``apart``."""
-    model = UniDEC(BagEncoder(VOCABULARY, DIM), DIM, config.head_dropout)
+    model = UniDEC(BagEncoder(VOCABULARY, DIM), DIM, options.head_dropout)
     table = jnp.zeros((num_labels, DIM), jnp.float32)
-    step, state = ours.start(config, model, model.init(jax.random.key(0)), table)
+    step, state = ours.start(options, model, model.init(jax.random.key(0)), table)
     del table  # a step donates it
     batch = batch._replace(pool_ids=np.asarray(batch.pool_ids * apart, np.int32))
     step.compile(state, batch)

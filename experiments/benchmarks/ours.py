@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from experiments.benchmarks.harness import Subject
 from experiments.benchmarks.problem import Problem
+from xmc_jax.contracts import TrainState
 from xmc_jax.models import pretrained
 from xmc_jax.models.heads.unidec import UniDEC
-from xmc_jax.runs import build
-from xmc_jax.systems.unidec.step import StepBatch, objective_parts
+from xmc_jax.systems.unidec.options import UniDECOptions
+from xmc_jax.systems.unidec.step import TABLE, StepBatch, objective_parts
+from xmc_jax.systems.unidec.system import UniDECSystem, objective
 from xmc_jax.tables import label_pool
-from xmc_jax.training.loop import CompiledStep, Run
-from xmc_jax.training.state import TrainState, new_state
+from xmc_jax.training.state import new_state
+from xmc_jax.training.step import CompiledStep
 
 
 def train_step(problem: Problem, form: str) -> Subject:
@@ -32,7 +32,7 @@ def train_step(problem: Problem, form: str) -> Subject:
     model, params = load(problem)
     batches = [getattr(batch, form) for batch in problem.batches]
     losses = first_losses(problem, model, params, batches[0])
-    step, state = start(problem.config, model, params, problem.table())
+    step, state = start(problem.options, model, params, problem.table())
     del params  # a step donates them
     for batch in batches:
         step.compile(state, batch)
@@ -55,20 +55,21 @@ def train_step(problem: Problem, form: str) -> Subject:
 
 def load(problem: Problem) -> tuple[UniDEC, Any]:
     """The model and the parameters that all contenders start from."""
-    config = problem.config
+    options = problem.options
     encoder, weights = pretrained.load_encoder(
-        problem.folder, pooling="mean", compute_dtype=config.encoder.compute_dtype
+        problem.folder, pooling="mean", compute_dtype=options.encoder.compute_dtype
     )
     params = jax.tree.map(jnp.asarray, {"encoder": weights, **problem.heads})
-    return UniDEC(encoder, config.head_dim, config.head_dropout), params
+    return UniDEC(encoder, options.head_dim, options.head_dropout), params
 
 
 def start(
-    config: ConfigDict, model: UniDEC, params: Any, table: np.ndarray | jax.Array
+    options: UniDECOptions, model: UniDEC, params: Any, table: np.ndarray | jax.Array
 ) -> tuple[CompiledStep, TrainState]:
     """The training loop's step, not compiled yet, and its state."""
-    step = CompiledStep(Run(config, Path(), None, model, None, None, 1, build.system(config)))
-    return step, new_state(params, step.optimizer, jnp.asarray(table))
+    system = UniDECSystem(options, model)
+    state = new_state(params, system.optimizer, {TABLE: jnp.asarray(table)})
+    return CompiledStep(system.make_step("all")), state
 
 
 def first_losses(problem: Problem, model: UniDEC, params: Any, batch: StepBatch) -> dict:
@@ -80,7 +81,7 @@ def first_losses(problem: Problem, model: UniDEC, params: Any, batch: StepBatch)
     with jax.default_matmul_precision("highest"):
         _, parts = jax.jit(
             lambda params, rows, batch: objective_parts(
-                build.objective(problem.config), model, params, rows, batch, jax.random.key(0)
+                objective(problem.options), model, params, rows, batch, jax.random.key(0)
             )
         )(params, rows, batch)
     return {name: float(value) for name, value in parts.items()}

@@ -25,8 +25,8 @@ from xmc_jax.data.tokens import tokenizer as tokenizers
 from xmc_jax.models.encoders.bag import BagEncoder
 from xmc_jax.models.encoders.transformer import TransformerEncoder
 from xmc_jax.models.heads.unidec import UniDEC
-from xmc_jax.systems.embedding import Embedder
-from xmc_jax.training import evaluation
+from xmc_jax.systems.unidec import ranking
+from xmc_jax.systems.unidec.embedder import Embedder
 
 TOP, VOCABULARY, TOPICS, TOPIC_WORDS = 100, 2000, 6000, 16
 
@@ -74,7 +74,7 @@ def predictor(shape: str, kind: str, labels: int, sizes: tuple[int, ...], dtype:
 
     def vectors_of(some: list[str]) -> np.ndarray:
         store = token_stores.encode(some, pieces, max_length=problem.MAX_LENGTH)
-        return evaluation.query_vectors(embedder, params, store, None, "concat")
+        return ranking.query_vectors(embedder, params, store, None, "concat")
 
     vectors = vectors_of(label_texts)
     started = time.perf_counter()

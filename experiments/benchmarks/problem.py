@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 from scipy.sparse import csr_matrix
 from tokenizers import Tokenizer
 
 from configs import unidec
 from xmc_jax.catalog import Entry
+from xmc_jax.contracts import Stage
 from xmc_jax.data.batching import packing
 from xmc_jax.data.dataset import Dataset
 from xmc_jax.data.tokens import tokenizer as tokenizers
@@ -25,9 +25,11 @@ from xmc_jax.data.tokens.token_stores import TokenStore
 from xmc_jax.models import pretrained
 from xmc_jax.models.encoders.transformer import TransformerConfig, TransformerEncoder
 from xmc_jax.models.heads.unidec import UniDEC
+from xmc_jax.runs import settings
+from xmc_jax.systems.unidec.options import UniDECOptions
+from xmc_jax.systems.unidec.source import make_source
 from xmc_jax.systems.unidec.step import StepBatch
 from xmc_jax.training import training_data
-from xmc_jax.training.source import BatchSource
 from xmc_jax.training.training_data import TrainingData
 
 SHAPES = {
@@ -42,6 +44,7 @@ MAX_LENGTH = 32  # of a title, as in the papers' code
 # log are our assumption.
 WORDS, PIECES_A_WORD, SPREAD = 8.74, 1.4, 0.5
 BLOCK = 1 << 18  # points drawn at once
+STAGE = Stage(0, 1)  # of all batches
 
 
 class Batch(NamedTuple):
@@ -66,14 +69,14 @@ class Problem:
 
     Attributes:
       folder: Hugging Face folder of the encoder.
-      config: of the run; losses, rates, sizes.
+      options: of the run; losses, rates, sizes.
       heads: parameters of both heads.
       num_labels: rows of the table.
       batches: a few different ones.
     """
 
     folder: Path
-    config: ConfigDict
+    options: UniDECOptions
     heads: dict[str, dict[str, np.ndarray]]
     num_labels: int
     batches: tuple[Batch, ...]
@@ -81,11 +84,11 @@ class Problem:
     def table(self) -> np.ndarray:
         """First classifier table ``[L, d]``, the same for every contender."""
         rng = np.random.default_rng(1)
-        shape = (self.num_labels, self.config.head_dim)
+        shape = (self.num_labels, self.options.head_dim)
         return np.float32(0.2) * rng.standard_normal(shape, dtype=np.float32)
 
 
-def configuration(queries: int, pool: int, head_dim: int, dtype: str = "float32") -> ConfigDict:
+def make_options(queries: int, pool: int, head_dim: int, dtype: str = "float32") -> UniDECOptions:
     """Random batches with both symmetric losses, the pool filled up with random labels."""
     config = unidec.get_config("amazontitles1.3m")
     config.batch_size, config.pool_size, config.head_dim = queries, pool, head_dim
@@ -93,15 +96,14 @@ def configuration(queries: int, pool: int, head_dim: int, dtype: str = "float32"
     config.clf.loss = config.de.loss = "decoupled_softmax"
     config.encoder.compute_dtype = dtype
     config.held_out_share = 0.0
-    return config
+    return settings.options_of(config)
 
 
 def read_titles(
-    config: ConfigDict, dataset: str, data: str, encoder: str, folder: Path
+    dataset: str, data: str, encoder: str, folder: Path
 ) -> tuple[Dataset, Entry, Tokenizer]:
     """A data set of real titles, and the encoder's tokenizer or one trained on the titles."""
-    config.dataset, config.data = dataset, data
-    read, entry, _ = training_data.read_dataset(config)
+    read, entry, _ = training_data.read_dataset(dataset, data, max_length=MAX_LENGTH)
     if encoder:
         return read, entry, tokenizers.load_tokenizer(encoder)
     every = [*read.train.texts, *read.label_texts]
@@ -109,9 +111,11 @@ def read_titles(
     return read, entry, tokenizers.train_wordpiece(every, vocab_size=size, folder=folder)
 
 
-def titles(config: ConfigDict, dataset: str, data: str, encoder: str, folder: Path) -> TrainingData:
+def titles(
+    options: UniDECOptions, dataset: str, data: str, encoder: str, folder: Path
+) -> TrainingData:
     """What training reads of a data set of real titles."""
-    return training_data.load(config, *read_titles(config, dataset, data, encoder, folder))
+    return training_data.load(options, *read_titles(dataset, data, encoder, folder))
 
 
 def amazon_shaped(
@@ -172,21 +176,28 @@ def write_encoder(shape: str, folder: Path, encoder: str = "") -> TransformerEnc
 
 
 def make(
-    config: ConfigDict, shape: str, data: TrainingData, folder: Path, *, encoder: str, number: int
+    options: UniDECOptions,
+    shape: str,
+    data: TrainingData,
+    folder: Path,
+    *,
+    encoder: str,
+    number: int,
 ) -> Problem:
     """Weights below ``folder`` and the first ``number`` batches of a run on ``data``."""
     made = write_encoder(shape, folder, encoder)
-    params = jax.tree.map(np.asarray, UniDEC(made, config.head_dim).init(jax.random.key(2)))
+    params = jax.tree.map(np.asarray, UniDEC(made, options.head_dim).init(jax.random.key(2)))
     heads = {name: params[name] for name in ("de_head", "clf_head")}
-    source = BatchSource(config, data, made.max_segments)
+    source = make_source(options, data, made.max_segments)
     queries = source.epoch_queries(0)
     batches = []
-    for step, (packed, _, labels) in enumerate(itertools.islice(source.ahead(0, 0), number)):
+    ahead = itertools.islice(source.ahead(STAGE, 0, 0), number)
+    for step, (packed, _, labels) in enumerate(ahead):
         gathered = [data.train_tokens.gather(queries[step]), data.label_tokens.gather(labels)]
         flat, lengths = (np.concatenate(parts) for parts in zip(*gathered))
         single = packing.one_text_a_row(flat, lengths, row_length=MAX_LENGTH)
         batches.append(Batch(packed, packed._replace(tokens=single), flat, lengths))
-    return Problem(folder, config, heads, data.num_labels, tuple(batches))
+    return Problem(folder, options, heads, data.num_labels, tuple(batches))
 
 
 def useful_flops(config: TransformerConfig, batch: Batch, head_dim: int, *, train: bool) -> float:

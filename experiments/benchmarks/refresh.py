@@ -46,11 +46,8 @@ def embed(options: argparse.Namespace, number: int) -> dict[str, Any]:
     shape = "tiny" if options.quick else "minilm"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = problem.configuration(32, 64, DIM, options.dtype)
         dataset = "wordnet-mini" if options.quick else "wordnettitles"
-        read, _, pieces = problem.read_titles(
-            config, dataset, options.data, options.encoder, folder
-        )
+        read, _, pieces = problem.read_titles(dataset, options.data, options.encoder, folder)
         problem.write_encoder(shape, folder, options.encoder)
         tokenizers.save_tokenizer(pieces, folder)
         rows = np.linspace(0, len(read.train.texts) - 1, number).astype(int)
@@ -81,7 +78,7 @@ def our_encode(folder: Path, texts: list[str], dtype: str) -> Subject:
     from xmc_jax.data.tokens import token_stores
     from xmc_jax.models import pretrained
     from xmc_jax.models.heads.unidec import UniDEC
-    from xmc_jax.systems.embedding import Embedder
+    from xmc_jax.systems.unidec.embedder import Embedder
 
     encoder, weights = pretrained.load_encoder(folder, pooling="mean", compute_dtype=dtype)
     embedder = Embedder(UniDEC(encoder), row_length=32)

@@ -33,7 +33,7 @@ class Peer(nn.Module):
         )
         self.de_head = _linear(problem.heads["de_head"])
         self.clf_head = _linear(problem.heads["clf_head"])
-        self.dropout = nn.Dropout(problem.config.head_dropout)
+        self.dropout = nn.Dropout(problem.options.head_dropout)
         table = torch.from_numpy(problem.table())
         self.table = nn.Embedding.from_pretrained(table, freeze=False, sparse=True)
 
@@ -108,27 +108,27 @@ def train_step(problem: Problem, width: int | None) -> Subject:
     logging.disable_progress_bar()
     torch.set_num_threads(cores())
     torch.manual_seed(0)
-    config = problem.config
+    options = problem.options
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = Peer(problem).to(device)
     batches = [padded(batch, problem.num_labels, width, device) for batch in problem.batches]
     heads = [*model.de_head.parameters(), *model.clf_head.parameters()]
     groups = [
-        {"params": model.encoder.parameters(), "lr": config.lr.encoder},
-        {"params": heads, "lr": config.lr.heads},
+        {"params": model.encoder.parameters(), "lr": options.lr.encoder},
+        {"params": heads, "lr": options.lr.heads},
     ]
     adam = torch.optim.Adam(groups, fused=True)
-    table_adam = torch.optim.SparseAdam(list(model.table.parameters()), lr=config.lr.table)
+    table_adam = torch.optim.SparseAdam(list(model.table.parameters()), lr=options.lr.table)
 
     def losses(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         queries, labels, clf, rows = model(batch)
-        de = symmetric(queries, labels, batch, config.de)
-        found = {"loss_de": de, "loss_clf": symmetric(clf, rows, batch, config.clf)}
-        weight = config.de_weight
+        de = symmetric(queries, labels, batch, options.de)
+        found = {"loss_de": de, "loss_clf": symmetric(clf, rows, batch, options.clf)}
+        weight = options.de_weight
         return {"loss": weight * de + (1 - weight) * found["loss_clf"], **found}
 
     def autocast():
-        if config.encoder.compute_dtype == "bfloat16":
+        if options.encoder.compute_dtype == "bfloat16":
             return torch.autocast(device, torch.bfloat16)
         return contextlib.nullcontext()
 

@@ -42,16 +42,16 @@ def make_problem(
     """Weights, texts and batches of a case."""
     queries, pool = ON_GPU if options.gpu else ON_CPU[shape]
     queries, pool = options.queries or queries, options.pool or pool
-    config = problem.configuration(queries, pool, options.head_dim, options.dtype)
+    of_run = problem.make_options(queries, pool, options.head_dim, options.dtype)
     if texts == "titles":
         dataset = "wordnet-mini" if options.quick else "wordnettitles"
-        data = problem.titles(config, dataset, options.data, options.encoder, folder)
+        data = problem.titles(of_run, dataset, options.data, options.encoder, folder)
     else:
         labels = 2000 if options.quick else options.labels or LABELS
         vocabulary = problem.SHAPES[shape].vocab_size
         data = problem.amazon_shaped(max(4 * queries, 5000), labels, vocabulary)
     weights = {"encoder": options.encoder, "number": 1 if options.quick else BATCHES}
-    return problem.make(config, shape, data, folder / "encoder", **weights)
+    return problem.make(of_run, shape, data, folder / "encoder", **weights)
 
 
 def measure(options: argparse.Namespace, shape: str, texts: str, folder: Path) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def measure(options: argparse.Namespace, shape: str, texts: str, folder: Path) -
     )
     results = harness.contest(options, contenders, repeats=3, check=same_losses)
     count = functools.partial(problem.useful_flops, problem.SHAPES[shape], train=True)
-    flops = float(np.mean([count(batch, made.config.head_dim) for batch in made.batches]))
+    flops = float(np.mean([count(batch, made.options.head_dim) for batch in made.batches]))
     tokens = float(np.mean([batch.lengths.sum() for batch in made.batches]))
     number = np.mean([np.count_nonzero(batch.lengths) for batch in made.batches])
     peak = results.pop("matrix product", None)
@@ -86,10 +86,10 @@ def measure(options: argparse.Namespace, shape: str, texts: str, folder: Path) -
         "case": "train_step",
         "encoder": shape,
         "texts": texts,
-        "queries": made.config.batch_size,
-        "pool": made.config.pool_size,
+        "queries": made.options.batch_size,
+        "pool": made.options.pool_size,
         "labels": made.num_labels,
-        "head_dim": made.config.head_dim,
+        "head_dim": made.options.head_dim,
         "dtype": options.dtype,
         "useful_tokens_a_step": round(tokens),
         "tokens_a_text": round(float(tokens / number), 2),
