@@ -23,7 +23,6 @@ from experiments import (
     render,
     synthetic,
     tables,
-    untrained,
 )
 from experiments.ledger import FRUGAL, Published, Row, Table
 from experiments.table_gandalf import TABLE as GANDALF
@@ -31,6 +30,7 @@ from experiments.table_hard_negatives import TABLE as HARD_NEGATIVES
 from experiments.table_losses import TABLE as LOSSES
 from experiments.table_systems import TABLE as SYSTEMS
 from xmc_jax.data.readers import formats
+from xmc_jax.runs import launch
 
 SCRIPTS = [
     "table_hard_negatives",
@@ -221,9 +221,10 @@ def test_synthetic_data_has_the_shape_of_the_real_one(tmp_path):
 def test_pool_statistics_on_the_bundled_data(tmp_path):
     config = ledger.configuration("wordnet-mini", Row("x", {"batching": "random"}), 0)
     config.encoder.name, config.hard_negatives = "bag", False
-    run, params = untrained.make(config, tmp_path)
+    start = launch.prepare(config, tmp_path, None)
+    run, params = start.run, start.weights.params
     found = pool_statistics.statistics(
-        run.data, run.embedder, params, batch_size=200, num_batches=4
+        run.data, run.system.embedder, params, batch_size=200, num_batches=4
     )
     by = {(row["batching"], row["beta"], row["eta"]): row for row in found}
     assert len(by) == 2 * len(pool_statistics.BETAS) * len(pool_statistics.ETAS)
@@ -249,7 +250,7 @@ def test_positives_are_counted_as_a_plain_loop_counts_them(tmp_path):
     """With room for every positive (beta above all), the mean is that of all labels."""
     config = ledger.configuration("wordnet-mini", Row("x", {"batching": "random"}), 0)
     config.encoder.name, config.hard_negatives = "bag", False
-    data = untrained.make(config, tmp_path)[0].data
+    data = launch.prepare(config, tmp_path, None).run.data
     epoch = np.stack([data.rows[:50], data.rows[50:100]]).astype(np.int32)
     epoch[1, -3:] = -1  # empty slots
     mined = np.full((data.labels.shape[0], 30), -1, np.int32)

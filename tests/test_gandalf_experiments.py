@@ -21,7 +21,6 @@ from experiments import (
     pictures,
     table_label_texts,
     table_predictions,
-    untrained,
 )
 from experiments.ledger import FRUGAL, Row
 from experiments.table_gandalf import TABLE as GANDALF
@@ -63,12 +62,12 @@ def test_steps_of_an_epoch_are_those_of_the_data(options, tmp_path, mini):
     config = mini.config.copy_and_resolve_references()
     config.batch_size = 8
     config.gandalf.update(options)
-    rows = augmentation.augment(config, mini.data).rows
+    rows = augmentation.augment(tiny.options(config), mini.run.data).rows
     assert equal_steps.steps_per_epoch(config) == -(-len(rows) // 8)
 
 
 def test_labels_that_are_points_are_counted(mini):
-    dataset = mini.data.dataset
+    dataset = mini.run.data.dataset
     points, labels = splits.text_codes(dataset.train.texts, dataset.label_texts)
     number = equal_steps.LABELS_THAT_ARE_POINTS["LF-WordNetTitles-Mini"]
     assert np.isin(labels, points).sum() == number
@@ -78,7 +77,7 @@ def test_labels_that_are_points_are_counted(mini):
 def mini(tmp_path_factory):
     """The bundled data before the first step."""
     config = ledger.configuration("wordnet-mini", Row("x", {"batching": "random"}), 0)
-    return untrained.make(config, tmp_path_factory.mktemp("mini"))[0]
+    return launch.prepare(config, tmp_path_factory.mktemp("mini"), None)
 
 
 def gandalf_rows(dataset="wordnet-mini"):
