@@ -11,15 +11,15 @@ One model with parts is trained in one way: hard negatives come from a meta-clas
 clusters that is trained along. The papers' own stages differ from system to system and are not
 reproduced. What they print is marked [theirs]: the table of hyper-parameters of their papers and
 code; everything else is our choice [ours]. A field that is None is derived from the data and the
-device when the run starts, and printed.
+device when the run starts, and printed. What all families share: `xmc_jax/systems/defaults.py`.
 """
 
 from __future__ import annotations
 
 from ml_collections import ConfigDict, config_dict
 
-from configs import unidec
 from xmc_jax import catalog, config_args
+from xmc_jax.systems import defaults
 
 # Parts [Gandalf, appendix A; thesis 1.4]. Epochs: the sum of the papers' stages; rates: those of
 # the first stage for the encoder and of the last one for the rest, as for LF-AmazonTitles-131K;
@@ -77,44 +77,26 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.encoder.embeddings = options.embeddings
     config.gandalf.enabled = options.gandalf
     if options.debug:
-        config.batch_size, config.pool_size = 32, 128
-        config.epochs = 2
-        config.held_out_share, config.held_out_rows, config.max_minutes = 0.05, 50, 0.0
+        defaults.shrink(config, batch_size=32, pool_size=128)
     return config
 
 
 def _common(name: str, dataset: str) -> ConfigDict:
     """What all data sets share."""
     parts = SYSTEMS[name]
-    config = ConfigDict()
-    config.family = "frugal"
-    config.dataset = dataset  # name, alias, folder or file
-    config.data = ""  # folder of the data set, or a root that holds it; --data sets it
-    config.seed = 0
-    config.max_length = 32  # tokens of a text
-    config.row_length = 32  # tokens in a packed row; texts longer than that: max_length [ours]
-    config.init_from = ""  # work directory of a run whose word vectors and encoder this begins with
-    config.max_minutes = 0.0  # > 0: as many of the epochs as fit; the cosine ends there
-    config.epochs = config_dict.placeholder(int)
+    config = defaults.common("frugal", dataset)
     # (epochs, free weights, clusters by pifa or text): proportions, scaled to the run's epochs.
     config.phases = ((1, True, "pifa"),)
 
-    config.encoder = ConfigDict()
     config.encoder.name = "inception" if "inception" in parts else "bag"
     config.encoder.experts = "experts" in parts  # InceptionXML-LF's router and second convolutions
     config.encoder.dim = 300  # of word vectors, features and label vectors [theirs]
     config.encoder.dropout = 0.25 if "inception" in parts else 0.2  # within the encoder
     config.encoder.token_scale = 0.4  # deviation of the token table at the start, GloVe's [ours]
-    config.encoder.embeddings = ""  # what the table starts from: a pretrained folder, or a file
-    config.encoder.vocabulary = "wordpiece"  # of the data's texts; words: whole ones, as theirs
-    config.encoder.vocab_size = 30_000
-    config.encoder.query_prefix = ""  # stands before every query
-    config.encoder.label_prefix = ""  # stands before every label's text
     config.dropout = parts["dropout"]  # before both classifiers
     config.label_dropout = 0.2  # in the label towers and their attention [ours]
     config.label_text = "text" in parts  # part of a label's vector: its text
     config.label_graph = "graph" in parts  # its neighbours' texts
-    config.classifier = True  # free weights of its own, in the phases that have them
     config.graph = ConfigDict()
     config.graph.neighbours = 10  # [theirs: ECLARE]
     # How often texts are handed on: ECLARE twice [theirs], InceptionXML-LF once [appendix A.3].
@@ -126,40 +108,18 @@ def _common(name: str, dataset: str) -> ConfigDict:
     config.clusters.weight = 1.0  # of their log-probabilities in the ranking [theirs]
     config.offset = -4.0  # of all labels' and clusters' scores at the start; trained [ours]
     config.meta_weight = 1.0  # of the clusters' loss [theirs: INC]
-    config.table = ConfigDict()
     config.table.init = "labels" if config.label_text else "normal"  # of free weights: z1 or noise
     config.table.scale = 1.0 if config.label_text else 0.01  # [ours]
-    config.table.dtype = "float32"  # or bfloat16; the two moments stay float32
 
-    config.batch_size = config_dict.placeholder(int)  # Q
-    config.pool_size = config_dict.placeholder(int)  # P
     config.beta = 5  # sampled positives a query
     config.eta = 8  # hard negatives a query, from its shortlist
-    config.hard_negatives = True
     config.fill = "random"  # of a pool below capacity: positives, random or none
-    config.extra_positives = 0  # a query, beyond beta
-    config.extra_pool_size = 0  # room for them
-    config.mask_filter_pairs = True  # False only to measure what masking is worth
-    config.batching = "random"
-    config.refresh_epochs = 5  # between two shortlists
-    config.warmup_epochs = 0
-    config.gandalf = unidec.gandalf_options()
+    # gandalf.variant may also be mixup, label_mixup or synonyms, its rivals [thesis, table 1.6].
 
-    config.lr = ConfigDict()
     config.lr.encoder = parts["encoder_rate"]  # word vectors and query encoder
     config.lr.heads = parts["rate"]  # meta-classifier, label towers, attention
     config.lr.table = parts["rate"]  # SparseAdam: moments of untouched rows do not decay
     config.lr.warmup = 0.1  # share of the steps of a phase [ours]
-    config.lr.weight_decay = 0.0
-    config.lr.clip_norm = 0.0  # 0 = none
-    config.held_out_share = 0.05  # of the training rows, to choose the checkpoint; 0 = none
-    config.held_out_rows = 10_000  # at most
-    config.eval_epochs = 5
-    # t: labels are ranked by score + t ln w_l, w_l the inverse propensity: above 0 the rarer ones
-    # come earlier, for PSP@k and against P@k. Only ranking reads it (so also that of held-out rows,
-    # which chooses the checkpoint by P@5); xmc_jax.evaluate and predict take another.
-    config.tail_weight = 0.0
-    config.log_steps = 20
     if "phases" in parts:  # appendix A.4; how long each is is not printed: alike [ours]
         config.phases = ((1, False, "pifa"), (1, True, "text"))
     return config

@@ -1,13 +1,34 @@
-"""Parses the text after the colon of ``--config=file.py:text``: a few options and commas."""
+"""``--config=file.py:text``: finds the file, and parses the text: a few options and commas."""
 
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import Any
 
 import ml_collections
 
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+# Of a clone, or of an installation.
+_FOLDERS = [Path(__file__).parents[1] / name for name in ("xmc_jax_configs", "configs")]
+
+
+def find_file(name: str) -> str:
+    """The path of a configuration: a file as it is, or one that comes with the package.
+
+    Raises:
+      ValueError: neither a file (a name that ends in .py is one) nor a configuration's name.
+    """
+    if name.endswith(".py") or Path(name).is_file():
+        return name
+    files = {path.stem: str(path) for folder in _FOLDERS for path in sorted(folder.glob("*.py"))}
+    if name in files:
+        return files[name]
+    near = difflib.get_close_matches(name, files, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"no configuration {name!r}: expected a file (.py) or one of {', '.join(files)}.{hint}"
+    )
 
 
 def parse(arg: str | None, **defaults: Any) -> ml_collections.ConfigDict:

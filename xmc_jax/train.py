@@ -1,19 +1,40 @@
 """Train a model, or continue training it.
 
 python -m xmc_jax.train --config=configs/unidec.py:wordnet-mini
+
+Where there is no clone: --config=unidec:wordnet-mini.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
 
+from xmc_jax import config_args
 from xmc_jax.host import console
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration, as FILE.py:OPTIONS.")
+
+class _Named(flags.ArgumentParser):
+    """Takes names of the package's own configurations, and leaves files to another parser."""
+
+    def __init__(self, of_files: flags.ArgumentParser) -> None:
+        """Remember the other parser."""
+        self._of_files = of_files
+
+    def parse(self, argument: str) -> Any:
+        """The configuration of ``FILE.py:OPTIONS`` or ``NAME:OPTIONS``."""
+        name, colon, options = argument.partition(":")
+        return self._of_files.parse(config_args.find_file(name) + colon + options)
+
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Configuration, as FILE.py:OPTIONS, or NAME:OPTIONS of one that is installed."
+)
+flags.FLAGS["config"].parser = _Named(flags.FLAGS["config"].parser)
 _WORKDIR = flags.DEFINE_string("workdir", "", "Work directory; default runs/<config>-<options>.")
 _DATA = flags.DEFINE_string("data", "", "Folder of the data set, or a root that holds it.")
 
