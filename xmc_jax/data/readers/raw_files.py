@@ -67,10 +67,9 @@ def listed(numbers: list[int]) -> str:
 
 def open_binary(path: Path) -> BinaryIO:
     """Opens a file for reading, through gzip where its first bytes say so."""
-    file = open(path, "rb")
-    compressed = file.read(2) == b"\x1f\x8b"
-    file.seek(0)
-    return cast(BinaryIO, gzip.GzipFile(fileobj=file)) if compressed else file
+    with open(path, "rb") as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+    return cast(BinaryIO, gzip.open(path)) if compressed else open(path, "rb")
 
 
 def _truncated(path: Path, line: int | None, error: Exception) -> DataError:
