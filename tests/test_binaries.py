@@ -45,9 +45,11 @@ MINI = "--config=configs/unidec.py:wordnet-mini"
         ((MINI, "--config.batch_size=many"), "--config.batch_size=many: invalid literal"),
         ((MINI, "--config.lr.nope=1"), "unknown field among --config.lr.nope=1"),
         (("--config=configs/none.py",), "No such file or directory: 'configs/none.py'"),
+        (("--config=none:x",), "no configuration 'none': expected a file (.py) or one of depsl"),
         ((MINI, "surplus"), "unexpected arguments: ['surplus']"),
         ((MINI, "--config.batching=cluster"), "Did you mean 'clusters'?"),
         ((f"{MINI},loss=softmax",), "config.de.loss = 'softmax'"),
+        ((MINI, "--config.stages=((1,'heads'),)"), "config.stages holds (1, 'heads'): expected"),
     ],
 )
 def test_wrong_configurations(flags, said, tmp_path):
@@ -66,6 +68,7 @@ def test_wrong_configurations(flags, said, tmp_path):
         ),
         (["--config", "configs/depsl.py:a/b.tsv"], "depsl-a-b.tsv"),
         (["--config=configs/unidec.py", "--config.seed=1"], "unidec"),
+        (["--config=unidec:wordnet-mini"], "unidec-wordnet-mini"),
     ],
 )
 def test_default_work_directory(arguments, name):

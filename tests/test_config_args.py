@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import tiny
 
-from xmc_jax.config_args import parse
+from xmc_jax.config_args import find_file, parse
 
 DEFAULTS = dict(data="wordnet-mini", loss="", epochs=45, rate=1e-3, debug=False, hub=None)
 
@@ -56,3 +57,21 @@ def test_errors(arg: str, message: str) -> None:
 def test_defaults_must_be_scalars() -> None:
     with pytest.raises(TypeError, match="ks"):
         parse("", ks=(1, 3, 5))
+
+
+def test_a_configuration_is_found_by_its_name_and_a_file_is_left_as_it_is(tmp_path) -> None:
+    assert find_file("unidec") == str(tiny.ROOT / "configs" / "unidec.py")
+    assert find_file("configs/unidec.py") == "configs/unidec.py"
+    assert find_file("no/such/file.py") == "no/such/file.py"  # whoever opens it says so
+    own = tmp_path / "own"
+    own.write_text("")
+    assert find_file(str(own)) == str(own)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("nonsense", r"\.$"), ("unidek", r"\. Did you mean 'unidec'")]
+)
+def test_a_name_that_is_none_lists_those_that_are(name: str, hint: str) -> None:
+    known = r"expected a file \(\.py\) or one of depsl, frugal, unidec"
+    with pytest.raises(ValueError, match=f"no configuration '{name}': {known}{hint}"):
+        find_file(name)

@@ -176,9 +176,9 @@ def test_setting_a_field_sets_no_other(file, name):
 @pytest.mark.parametrize("file", FILES)
 def test_every_field_is_read(file):
     """No field that nobody reads: each is found, by name, outside of the checks of its range."""
-    sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "xmc_jax").rglob("*.py")}
-    text = "\n".join(sources.values())
-    text = re.sub(r"^(NAMES|BOUNDS) = {.*?^}", "", text, flags=re.MULTILINE | re.DOTALL)
+    files = [path for path in (ROOT / "xmc_jax").rglob("*.py") if path.name != "defaults.py"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    text = re.sub(r"^(NAMES|BOUNDS)(: .*?)? = {.*?^}", "", text, flags=re.MULTILINE | re.DOTALL)
     unread = []
     for name in DATASETS:
         for field in workdir.flatten(get_config(file, name).to_dict()):
