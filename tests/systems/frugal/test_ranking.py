@@ -7,6 +7,7 @@ import pytest
 
 from xmc_jax.contracts import Weights
 from xmc_jax.data.search import exact_search
+from xmc_jax.systems.frugal import ranking
 from xmc_jax.systems.frugal.ranking import FrugalRanker
 
 LABELS, CLUSTERS, DIM, QUERIES = 60, 8, 5, 9
@@ -73,6 +74,30 @@ def test_a_bonus_is_a_factor_of_the_probability(setting):
     order = np.argsort(-expected, axis=1, kind="stable")
     np.testing.assert_array_equal(ids, order)
     np.testing.assert_allclose(scores, np.take_along_axis(expected, order, axis=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("block", [1, 700, ranking.SCORED_NUMBERS])
+@pytest.mark.parametrize("gamma", [0, 0.3, 1])
+@pytest.mark.parametrize("rare", [False, True])
+def test_scores_of_chosen_labels(setting, rare, gamma, block, monkeypatch):
+    """Of any ids: the product of probabilities; of those that a search finds: its scores."""
+    monkeypatch.setattr(ranking, "SCORED_NUMBERS", block)
+    embedder, weights = setting
+    rng = np.random.default_rng(2)
+    bonus = rng.normal(size=LABELS).astype(np.float32) if rare else None
+    ranker = FrugalRanker(embedder, weights, range(LABELS), None, bonus=bonus, cluster_weight=gamma)
+    queries = ranker.query_vectors(None, None, "clf")
+    found, ids = ranker.search(queries, "clf", 7)
+    np.testing.assert_allclose(ranker.score(queries, "clf", ids), found, rtol=1e-6)
+    dense = probabilities(embedder, weights, gamma) * (np.exp(bonus) if rare else 1)
+    ids = rng.integers(0, LABELS, (QUERIES, 12)).astype(np.int32)
+    ids[::2, 3], ids[1, 4] = -1, LABELS - 1
+    scores = ranker.score(queries, "clf", ids)
+    expected = np.where(ids < 0, -np.inf, np.take_along_axis(dense, ids, axis=1))
+    np.testing.assert_allclose(scores, expected, rtol=1e-5)
+    assert scores.dtype == np.float32
+    assert ranker.score(queries, "clf", ids[:, :0]).shape == (QUERIES, 0)
+    assert ranker.score(queries[:0], "clf", ids[:0]).shape == (0, 12)
 
 
 def test_equal_scores_are_in_the_order_of_ids(setting):
