@@ -222,6 +222,16 @@ def test_errors_leave_nothing(trained, model, texts, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["texts.txt"]
 
 
+def test_an_unknown_head_is_told_which_there_are(trained, texts, tmp_path):
+    done = tiny.run(
+        "predict", f"--workdir={trained}", f"--input={texts}", f"--output={tmp_path}/out",
+        f"--embeddings={tmp_path}/out.npy", "--head=nonsense",
+    )  # fmt: skip
+    said = "head 'nonsense': expected one of ('concat', 'de', 'clf'); no run has such a head."
+    assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["texts.txt"]
+
+
 @pytest.mark.parametrize("flag", ["input", "output", "embeddings"])
 def test_files_are_checked_before_anything_is_loaded(flag, tmp_path):
     done = tiny.run("predict", "--workdir=nowhere", f"--{flag}={tmp_path}/none/file", stdin="")

@@ -167,6 +167,11 @@ def test_wrong_requests(trained, tmp_path):
     done = tiny.run("evaluate", f"--workdir={trained}", "--ks=1,x")
     assert done.returncode == 1 and "--ks=1,x: expected numbers such as 1,3,5" in done.stderr
     assert "Traceback" not in done.stderr
+    before = sorted(trained.glob("eval-*"))
+    done = tiny.run("evaluate", f"--workdir={trained}", "--head=nonsense")
+    said = "head nonsense: this run has no such head; expected one of concat, de, clf."
+    assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
+    assert sorted(trained.glob("eval-*")) == before
     with pytest.raises(ValueError, match=r"checkpoints/7: its checkpoint\.json cannot be read"):
         open_runs.open_run(trained, step=7)
     with pytest.raises(ValueError, match="no data for"):

@@ -57,7 +57,9 @@ def log(workdir: Path) -> list[dict]:
 def assert_same_end(workdir: Path, reference: Path) -> None:
     found, expected = arrays(workdir), arrays(reference)
     assert found.keys() == expected.keys()
-    assert any("table_state" in name for name in found) and any("opt_state" in n for n in found)
+    assert any("['optimizer']['tables']" in name for name in found) and any(
+        "opt_state" in n for n in found
+    )
     for name, value in expected.items():
         assert value.dtype == found[name].dtype, name
         np.testing.assert_array_equal(found[name], value, err_msg=name)

@@ -209,4 +209,4 @@ class DualRanker:
 
     def why_not(self, head: str) -> str:
         """Why a head is not among ``heads``."""
-        return self._why_not
+        return self._why_not if head in HEADS else "no run has such a head"
