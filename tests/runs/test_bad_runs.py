@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ import tiny
 
 from configs import depsl, unidec
 from xmc_jax.runs import launch, open_runs, settings
+from xmc_jax.systems import FAMILIES
 from xmc_jax.training import checkpoints, loop, workdir
 from xmc_jax.training.loop import TrainingError
 
@@ -309,9 +311,11 @@ def test_folders_that_are_no_work_directories(tmp_path, own_data):
     assert json.dumps([p.name for p in tmp_path.iterdir()]) == '["file"]'
 
 
-def test_known_names_are_all_accepted(own_data):
-    for field, names in settings.NAMES.items():
+@pytest.mark.parametrize("family", FAMILIES)
+def test_known_names_are_all_accepted(family, own_data):
+    make = functools.partial(tiny.frugal_config, "astec") if family == "frugal" else tiny.config
+    for field, names in FAMILIES[family].names.items():
         for name in names:
-            encoder = "bag" if field == "encoder.vocabulary" else "folder"
+            encoder = "folder" if family == "unidec" and field != "encoder.vocabulary" else "bag"
             given = {"encoder__name": encoder, "gandalf__enabled": True}
-            settings.check(tiny.config(own_data, **given, **{field.replace(".", "__"): name}))
+            settings.check(make(own_data, **{**given, field.replace(".", "__"): name}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from xmc_jax.data.tokens.token_stores import TokenStore
 from xmc_jax.models.encoders.transformer import TransformerConfig
 from xmc_jax.runs import device_memory, launch, settings
 from xmc_jax.training import training_data, workdir
+from xmc_jax.training.options import GandalfOptions
 
 
 def shaped(rows: int, labels: int, words: int = 6) -> SimpleNamespace:
@@ -151,9 +153,7 @@ def test_a_pretrained_encoder_is_frozen_but_for_its_last_layer_on_a_cpu(
 
 
 def test_usual_options_of_gandalf_are_the_configurations():
-    options = unidec.gandalf_options().to_dict()
-    assert {name: options[name] for name in settings.OF_GANDALF} == settings.OF_GANDALF
-    assert options.keys() - settings.OF_GANDALF.keys() == {"enabled"}
+    assert own_config().gandalf.to_dict() == dataclasses.asdict(GandalfOptions())
 
 
 def test_rates_follow_the_encoder(model):
@@ -202,11 +202,11 @@ def test_what_tokens_leave_out_is_said():
     short = TokenStore(np.full(30, 5, np.uint16), np.arange(0, 31, 3))
     long = TokenStore(np.array([1, 1, 5, 5, 5, 6], np.uint16), np.array([0, 4, 6]))
     data = SimpleNamespace(train_tokens=short, label_tokens=long)
-    assert training_data.lost(own_config(max_length=4), data, tokenizer) == [
+    assert training_data.lost(4, data, tokenizer) == [
         "50% of the label texts fill max_length = 4 tokens; what is longer was cut off",
         "33% of the label texts' tokens are unknown ([UNK])",
     ]
-    assert len(training_data.lost(own_config(max_length=5), data, tokenizer)) == 1
+    assert len(training_data.lost(5, data, tokenizer)) == 1
 
 
 def test_more_minutes_than_epochs_are_pointed_out(own_data, tmp_path, monkeypatch, capsys):
