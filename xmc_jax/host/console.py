@@ -16,6 +16,7 @@ HERE = str(Path(__file__).parents[1])
 
 def run(main: Callable[[list[str]], None]) -> None:
     """Parse flags and call ``main``; a wrong flag is one message and exit code 1."""
+    allocator.keep_freed_memory()  # a configuration loads JAX, which starts threads
     app.run(main, flags_parser=parse_flags)
 
 
