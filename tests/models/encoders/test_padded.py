@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
+import importlib
+import pkgutil
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ import pytest
 from _filling import fill, fill_moving
 from _packing import pack, random_texts
 
+from xmc_jax import models
 from xmc_jax.models.encoders import padded as module
 from xmc_jax.models.encoders.bag import BagEncoder
 from xmc_jax.models.encoders.padded import padded_batch
@@ -113,14 +116,32 @@ def test_one_tower_does_not_ask_which_side():
         assert len(programs) == 1
 
 
-def test_hidden_states_in_place_of_ids():
-    encoder = TransformerEncoder(dataclasses.replace(CONFIG, num_layers=2), start=1)
-    params, rng = params_of(encoder), np.random.default_rng(0)
-    hidden = rng.normal(size=(3, T, 16)).astype(np.float32)
-    mask = (np.arange(T) >= np.array([[2], [5], [T]])).astype(int)
-    vectors = encoder.apply_padded(params, hidden, mask)
-    alone = encoder.apply_padded(params, hidden[1:2, 5:], mask[1:2, 5:])
-    assert_close(vectors[1:], np.concatenate([alone, np.zeros((1, 16))]))
+@left
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_hidden_states_in_place_of_ids(pooling, left):
+    """Above frozen layers, a vector a token; above all of them, one a text."""
+    two = dataclasses.replace(TRANSFORMER, config=dataclasses.replace(CONFIG, num_layers=2))
+    table = np.random.default_rng(0).normal(size=(V, 16)).astype(np.float32)
+    for start, texts in ((1, some_texts()), (2, [text[:1] for text in some_texts()])):
+        encoder = dataclasses.replace(two, pooling=pooling, start=start)
+        params, batch = params_of(encoder), pack(texts, 16)
+        expected = encoder.apply(params, batch._replace(ids=table[batch.ids]))
+        ids, mask = padded(texts, left)
+        vectors = jax.jit(encoder.apply_padded)(params, table[ids], mask)
+        assert_close(vectors, expected)
+        assert np.asarray(vectors).any(axis=1).tolist() == [len(text) > 0 for text in texts]
+
+
+def test_no_encoder_is_missing():
+    """Whatever makes vectors of packed texts takes padded ones, and stands in a test above."""
+    found = set()
+    for info in pkgutil.walk_packages(models.__path__, "xmc_jax.models."):
+        for name, kind in vars(importlib.import_module(info.name)).items():
+            own = isinstance(kind, type) and kind.__module__ == info.name and name[0] != "_"
+            if own and any(hasattr(kind, method) for method in ("apply", "features", "vectors")):
+                found.add(kind)
+    tested = {type(model) for model in (*ENCODERS.values(), *QUERIES.values())} | {Frugal}
+    assert found == tested and all(hasattr(kind, "apply_padded") for kind in found)
 
 
 def test_the_batch_of_padded_rows():
