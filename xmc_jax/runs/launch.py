@@ -141,7 +141,7 @@ def prepare(config: ConfigDict, folder: Path, meta: dict[str, Any] | None) -> St
             logging.warning("%s", line)
     built = family.build(options, folder, data, tokenizer)
     weights = built.weights
-    if config.get("init_from"):
+    if config.get("init_from") and not checkpoints.steps(folder):
         weights = initial.take_weights(Path(config.init_from), family.transfers, built)
     run = Run(
         options=options,
