@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -13,7 +15,8 @@ from ledger_rows import made
 from test_experiments import SCRIPTS
 
 from experiments import ledger, render
-from experiments.ledger import Row, Table
+from experiments.ledger import FRUGAL, UNIDEC, Row, Table
+from xmc_jax.training.workdir import flatten
 
 FOLDER = ledger.README.parent
 PAGES = [ledger.README, *sorted((FOLDER / "notes").glob("*.md"))]
@@ -30,6 +33,22 @@ def prose(text):
     """Lines that are not of tables, code or headings."""
     text = re.sub(r"(?ms)^```.*?^```$", "", text)
     return [line for line in text.split("\n") if not line.startswith(("|", "#", "    "))]
+
+
+def nowhere(text):
+    """Modules, files and fields of configurations that a page names and that do not exist."""
+    text = " ".join(text.split())
+    found = [n for n in re.findall(r"python -m ([\w.]+)", text) if not importlib.util.find_spec(n)]
+    for name in re.findall(r"`((?:xmc_jax|experiments)\.[\w.]+)`", text):
+        try:
+            pkgutil.resolve_name(name)
+        except (AttributeError, ImportError):
+            found.append(name)
+    paths = re.findall(r"\b(?:xmc_jax|configs|experiments|tests)/[\w./]*\w", text)
+    found += [path for path in paths if not (ledger.ROOT / path).exists()]
+    configs = [ledger.CONFIGS[file]() for file in (UNIDEC, FRUGAL)]
+    fields = {name for config in configs for name in flatten(config.to_dict())}
+    return found + [n for n in re.findall(r"--config\.([\w.]+)=", text) if n not in fields]
 
 
 def headings(text):
@@ -82,6 +101,21 @@ def test_pages_have_short_lines_and_links_that_lead_somewhere(page):
             assert any(link.endswith(f"(#{anchor})") for link in known), target
     titles = headings(text)
     assert len(set(titles)) == len(titles)  # an anchor would be ambiguous
+
+
+# Rows of the ledger say what was run at their commit, and stay as they are.
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda path: path.name)
+def test_what_notes_name_exists(page):
+    assert nowhere(page.read_text()) == []
+
+
+def test_names_that_lead_nowhere_are_seen():
+    text = (
+        "Run `python -m\nxmc_jax.plan`, `xmc_jax.losses.hinge`, configs/none.py:x --config.beta=1"
+    )
+    missing = ["xmc_jax.plan", "xmc_jax.losses.hinge", "configs/none.py", "betas"]
+    assert nowhere(f"{text} --config.betas=2, `experiments.benchmarks.ours`") == missing
+    assert prose("x" * 121 + "\n| y |\n```\nz\n```\n# a\n    b") == ["x" * 121, ""]
 
 
 def test_a_page_of_notes_stands_for_every_topic_and_no_other():
