@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from xmc_jax.data.tokens import tokenizer, word_vectors
-from xmc_jax.runs import build, launch, open_runs, settings
+from xmc_jax.runs import launch, open_runs, settings
 
 TEXTS = ["Red apple, red river", "the red VIOLIN", "Apple über the river"]
 WORDS = {"[PAD]": 0, "red": 1, "apple": 2, "river": 3, "uber": 4, "naïve": 5}
@@ -111,17 +111,17 @@ def test_runs_start_from_the_files_vectors(family, own_data, tmp_path):
     vectors = {word: rng.normal(size=16).astype(np.float32) for word in list(words)[5:25]}
     lines = [" ".join([word, *map(str, v)]) for word, v in vectors.items()]
     config = make(own_data, encoder__embeddings=str(written(tmp_path, "\n".join(lines))), **changes)
-    tables = []
+    tables, prepare = [], launch.prepare
 
-    def parts(*arguments):
-        made = build_parts(*arguments)
-        params = made.params if family == "frugal" else made.params["encoder"]
+    def prepared(*arguments):
+        begun = prepare(*arguments)
+        params = begun.weights.params
+        params = params if family == "frugal" else params["encoder"]
         tables.append(np.array(params["tokens"]["embedding"]))
-        return made
+        return begun
 
-    build_parts = build.parts
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "parts", parts)
+        patch.setattr(launch, "prepare", prepared)
         launch.start(config, tmp_path / "run")
     ids = tokenizer.load_tokenizer(tmp_path / "run" / "tokenizer").get_vocab()
     rows = np.stack([tables[0][ids[word]] for word in vectors])
