@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import tiny
 
-from xmc_jax.contracts import TrainState
+from xmc_jax.contracts import Stage, TrainState
 from xmc_jax.host.signals import Interrupted
 from xmc_jax.runs import device_memory, launch, settings
+from xmc_jax.systems import FAMILIES
 from xmc_jax.systems.unidec.step import TABLE
 from xmc_jax.systems.unidec.system import UniDECSystem
 from xmc_jax.tables import row_adam
@@ -169,6 +170,17 @@ def test_killed_while_a_stage_begins_and_after(own_data, whole, start, tmp_path,
     launch.start(config_of(own_data), tmp_path)
     assert caplog.text.count("from step 16 of 48") == 2
     assert_same_end(tmp_path, whole, start)
+
+
+def test_stages_are_proportions_of_the_epochs(own_data):
+    family, two = FAMILIES["unidec"], ((2, "encoder"), (1, "tables"))
+    config = tiny.config(own_data, stages=two)
+    stages = lambda epochs: family.stages(tiny.options(config), epochs)
+    assert stages(9) == (Stage(0, 6, "encoder"), Stage(6, 3, "tables"))
+    assert family.scaled(config.to_dict(), 9) == {"stages": ((6, "encoder"), (3, "tables"))}
+    with pytest.raises(ValueError, match=r"1 epochs for the 2 stages of config\.stages: raise"):
+        stages(1)
+    assert family.stages(tiny.options(tiny.config(own_data)), 9) == (Stage(0, 9, "all"),)
 
 
 @pytest.mark.parametrize(
