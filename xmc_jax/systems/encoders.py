@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
@@ -140,7 +141,8 @@ def encoder(
 
     def init_both(key: jax.Array) -> Any:
         query, label = jax.random.split(key)
-        return {"query": init(query), "label": init(label)}
+        # Copied: two towers of one pretrained folder would be the same arrays, donated twice.
+        return {"query": init(query), "label": jax.tree.map(jnp.copy, init(label))}
 
     return TwoTowers(one, one), init_both
 
