@@ -122,11 +122,10 @@ def main() -> None:
         found = {
             s: tuple(bins(rows, dataset, s, gandalf=g) for g in (False, True)) for s in systems
         }
-        path = pictures.save(draw(found, dataset), NAME, dataset, options.readme)
+        path = pictures.save(draw(found, dataset), NAME, dataset, options.figures)
     except ValueError as error:
         sys.exit(f"{NAME}: {error}")
     print(f"{show(found, dataset)}\npicture: {path.name}")
-    ledger.write_readme(options.ledger, options.readme)
 
 
 if __name__ == "__main__":

@@ -118,8 +118,7 @@ def finish(options: argparse.Namespace) -> None:
         drawn = draw(ledger.read(options.ledger), options.dataset)
     except ValueError as error:
         sys.exit(f"{NAME}: {error}")
-    path = pictures.save(drawn, NAME, options.dataset, options.readme)
-    ledger.write_readme(options.ledger, options.readme)
+    path = pictures.save(drawn, NAME, options.dataset, options.figures)
     print(f"picture: {path.name}")
 
 

@@ -1,9 +1,6 @@
-"""The ledger of experiments: rows as JSON lines; README.md is made from them, whole.
+"""The ledger of experiments: rows as JSON lines, from which `experiments.readme` makes README.md.
 
-python -m experiments.ledger [--check]
-
-writes README.md anew, or says whether it is what the ledger gives. Scripts that add rows write it
-too. A row of kind ``train`` keeps its whole configuration. A run is there already if a row has the
+A row of kind ``train`` keeps its whole configuration. A run is there already if a row has the
 same data set and seed and the same value of every field that both configurations have: a row
 outlives fields that are added later, but not a changed default.
 
@@ -22,7 +19,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +30,7 @@ from xmc_jax.training.workdir import flatten
 
 ROOT = Path(__file__).parents[1]
 LEDGER = Path(__file__).with_name("ledger.jsonl")
-README = Path(__file__).with_name("README.md")
+FIGURES = Path(__file__).with_name("figures")
 COLUMNS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
 UNIDEC, FRUGAL = "configs/unidec.py", "configs/frugal.py"
 CONFIGS = {UNIDEC: unidec.get_config, FRUGAL: frugal.get_config}
@@ -104,7 +100,7 @@ class Table:
       datasets: in the order of the README; the first is the script's default and is shown, run or
         not, the others where a row of theirs was run.
       columns: metrics.
-      facts: names in ``render.FACTS``, the columns after the metrics.
+      facts: names in ``readme.FACTS``, the columns after the metrics.
     """
 
     name: str
@@ -124,7 +120,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--list", action="store_true", help="say what would be run")
     add("--ledger", type=Path, default=LEDGER, help="JSON lines to read and to add to")
-    add("--readme", type=Path, default=README, help="made anew from the ledger")
+    add("--figures", type=Path, default=FIGURES, help="folder of the pictures")
     return parser
 
 
@@ -272,37 +268,3 @@ def device() -> str:
 def flags(overrides: Mapping[str, Any]) -> list[str]:
     """Command-line flags of overrides."""
     return [f"--config.{name}={value}" for name, value in overrides.items()]
-
-
-def readme(source: Path = LEDGER, path: Path = README) -> str:
-    """What the README is to be, with the pictures that lie beside it."""
-    from experiments import render  # imports the scripts, which import this module
-
-    return render.readme(read(source), path.absolute().parent / "figures")
-
-
-def write_readme(source: Path = LEDGER, path: Path = README) -> None:
-    """Makes the README anew from the ledger."""
-    text = readme(source, path)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-
-
-def main() -> None:
-    """Writes the README, or compares it with what the ledger gives."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if it is not so")
-    parser.add_argument("--ledger", type=Path, default=LEDGER, help="JSON lines to read")
-    parser.add_argument("--readme", type=Path, default=README, help="what is written")
-    options = parser.parse_args()
-    if not options.check:
-        write_readme(options.ledger, options.readme)
-    elif not (page := options.readme).exists() or page.read_text() != readme(options.ledger, page):
-        sys.exit(f"{page} is not what the ledger gives: run python -m experiments.ledger")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from xmc_jax.training import workdir
+from xmc_jax import files
 
 COLORS = {False: "gray", True: "C0"}  # without and with Gandalf
 
@@ -26,12 +26,11 @@ def figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save(drawn: Any, name: str, dataset: str, readme: Path) -> Path:
+def save(drawn: Any, name: str, dataset: str, folder: Path) -> Path:
     """Writes a figure as PNG; where it lies."""
-    folder = readme.absolute().parent / "figures"
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}-{_plain(dataset)}.png"
-    with workdir.replacing(path, binary=True) as file:
+    with files.replacing(path, binary=True) as file:
         drawn.savefig(file, format="png", dpi=120)
     return path
 

@@ -248,7 +248,6 @@ def main() -> None:
         options.output.write_text(json.dumps(result, indent=1) + "\n")
     row = {"kind": NAME, "command": command, "commit": commit, "result": result}
     ledger.append(row, options.ledger)
-    ledger.write_readme(options.ledger, options.readme)
 
 
 if __name__ == "__main__":

@@ -249,7 +249,6 @@ def main() -> None:
     print(json.dumps(found))
     row = {"kind": NAME, "command": command, "commit": commit, "result": found}
     ledger.append(row, options.ledger)
-    ledger.write_readme(options.ledger, options.readme)
 
 
 if __name__ == "__main__":

@@ -196,7 +196,6 @@ def run_pair(name: str, flags: str, options: Any, compare: Any, show: Callable) 
     print(show(result))
     row = {"kind": name, "command": command, "commit": ledger.commit(), "result": result}
     ledger.append(row, options.ledger)
-    ledger.write_readme(options.ledger, options.readme)
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ def main(
     rows = [r for r in table.rows if options.only in r.name and r.fits(options.dataset)]
     done = [_one(table, row, seed, options) for row in rows for seed in seeds]
     if not options.list:
-        ledger.write_readme(options.ledger, options.readme)
+        print("README.md is made anew by python -m experiments.readme")
         if finish and all(done):
             finish(options)
     sys.exit(not all(done))
@@ -80,7 +80,6 @@ def _one(table: ledger.Table, row: ledger.Row, seed: int, options: argparse.Name
         **{"commit": commit, "config": ledger.compared(config)},
     }
     ledger.append(made, options.ledger)
-    ledger.write_readme(options.ledger, options.readme)
     best = found["metrics"][(row.heads or table.heads)[0]]
     values = "  ".join(f"{name} {best[name]:.2f}" for name in table.columns)
     budget = 60 * BUDGET.get(dataset.split(",")[0], 10.0)

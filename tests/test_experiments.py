@@ -20,7 +20,7 @@ from experiments import (
     figure_gandalf_share,
     ledger,
     pool_statistics,
-    render,
+    readme,
     synthetic,
     tables,
 )
@@ -103,7 +103,7 @@ def test_an_override_must_name_a_field():
 
 def test_table_shows_mean_and_deviation():
     rows = [made(MASKED, 0, 40.0), made(MASKED, 1, 43.0)]
-    text = render.table_of_runs(TABLE, ["wordnet-mini"], rows)
+    text = readme.table_of_runs(TABLE, ["wordnet-mini"], rows)
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     lines, settings = lines[:5], lines[5:]
     assert all(line.count("|") == lines[0].count("|") for line in lines)
@@ -127,7 +127,7 @@ def test_table_shows_mean_and_deviation():
 def test_a_table_shows_other_data_sets_only_if_its_own_script_ran_on_them(tmp_path, ran_by):
     rows = [{**made(MASKED, 0, 40.0, dataset="mobytitles"), "table": ran_by}]
     table = dataclasses.replace(TABLE, datasets=("wordnet-mini",))
-    text = render.runs(rows, tmp_path, table=table)
+    text = readme.runs(rows, tmp_path, table=table)
     assert "| wordnet-mini | masked | | not run |" in text
     assert ("| mobytitles | masked | concat | 40.00 |" in text) == (ran_by == "table_x")
 
@@ -143,18 +143,18 @@ def test_every_row_of_the_tables_is_a_configuration():
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_list_and_run_nothing(script, tmp_path):
-    ledger_file, readme = tmp_path / "ledger.jsonl", tmp_path / "README.md"
+    ledger_file = tmp_path / "ledger.jsonl"
     command = [sys.executable, "-m", f"experiments.{script}", "--list"]
-    command += [f"--ledger={ledger_file}", f"--readme={readme}"]
+    command += [f"--ledger={ledger_file}"]
     done = subprocess.run(command, cwd=ledger.ROOT, capture_output=True, text=True, check=True)
     assert "python -m " in done.stdout
-    assert not ledger_file.exists() and not readme.exists()
+    assert not ledger_file.exists()
 
 
 def table_command(tmp_path, *flags, run=subprocess.run, **options):
     command = [sys.executable, "-m", "experiments.table_filter_pairs", "--only=not masked"]
     command += ["--dataset=wordnet-mini,debug", "--seeds=5", *flags]
-    command += [f"--ledger={tmp_path / 'ledger.jsonl'}", f"--readme={tmp_path / 'README.md'}"]
+    command += [f"--ledger={tmp_path / 'ledger.jsonl'}"]
     return run(command, **{**WATCHED, "cwd": ledger.ROOT, **options})
 
 
@@ -167,7 +167,7 @@ def test_a_table_is_run_once(tmp_path):
     assert row["metrics"].keys() == {"concat", "de", "clf"} and row["in_batch_positives"] > 0
     assert 0 < row["epoch_seconds"] < row["seconds"] and row["seed"] == 5
     assert json.loads(json.dumps(row["overrides"])) == {"mask_filter_pairs": False}
-    text = (tmp_path / "README.md").read_text()
+    text = readme.readme(ledger.read(tmp_path / "ledger.jsonl"), tmp_path)
     assert f"not masked | concat | {row['metrics']['concat']['P@1']:.2f} |" in text
 
 
@@ -309,7 +309,7 @@ def test_a_table_chooses_columns_facts_and_data_sets():
     rows = [{**made(small, 0, 40.0), "steps": 24}, made(older, 0, 50.0)]
     for row in rows:
         row["metrics"]["concat"]["C@1"] = 7.0
-    lines = render.table_of_runs(table, table.datasets, rows).splitlines()
+    lines = readme.table_of_runs(table, table.datasets, rows).splitlines()
     assert "| P@1 | C@1 | steps | seeds |" in lines[4]
     measured = lines[6 : lines.index("", 6)]
     assert measured[0].startswith("| wordnet-mini | small | concat | 40.00 | 7.00 | 24 | 0 |")

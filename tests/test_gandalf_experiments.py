@@ -127,21 +127,20 @@ def test_shares_and_curves_are_means_over_seeds_of_what_the_ledger_holds():
 
 @pytest.mark.skipif(not HAS_MATPLOTLIB, reason="matplotlib is an optional extra")
 def test_pictures_are_drawn(tmp_path):
-    rows, readme = gandalf_rows(), tmp_path / "README.md"
+    rows, folder = gandalf_rows(), tmp_path / "figures"
     found = {
         system: [
             figure_gandalf_bins.bins(rows, "wordnet-mini", system, gandalf=g) for g in (False, True)
         ]
         for system in ("astec", "unidec")
     }
-    one = pictures.save(figure_gandalf_bins.draw(found, "d,x=/y"), "bins", "d,x=/y", readme)
-    two = pictures.save(figure_gandalf_share.draw(rows, "wordnet-mini"), "share", "d", readme)
+    one = pictures.save(figure_gandalf_bins.draw(found, "d,x=/y"), "bins", "d,x=/y", folder)
+    two = pictures.save(figure_gandalf_share.draw(rows, "wordnet-mini"), "share", "d", folder)
     assert [path.relative_to(tmp_path).as_posix() for path in (one, two)] == [
         "figures/bins-d_x__y.png",
         "figures/share-d.png",
     ]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (one, two))
-    folder = readme.parent / "figures"
     assert pictures.links("share", folder) == ["![share-d](figures/share-d.png)"]
     shown = figure_gandalf_share.section(rows, folder)
     assert shown == ""  # none of this script's

@@ -1,16 +1,20 @@
-"""README.md of the experiments as text, all of it from rows of the ledger.
+"""README.md of the experiments, all of it from rows of the ledger.
 
-A section a topic, with tables of runs, what scripts of their own show, and tables of figures.
-Findings in words are kept by hand in ``notes/<topic>.md``.
+python -m experiments.readme [--check]
+
+writes it anew, or says whether it is what the ledger gives. A section a topic, with tables of
+runs, what scripts of their own show, and tables of figures. Findings in words are kept by hand in ``notes/<topic>.md``.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import itertools
 import re
 import statistics
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -32,8 +36,10 @@ from experiments import (
     table_systems,
 )
 from experiments.ledger import Row, Table
+from xmc_jax.files import replacing
 
 Rows = Sequence[Mapping[str, Any]]
+README = Path(__file__).with_name("README.md")
 FACTS = {  # columns after the metrics, by their names in a row; digits shown
     "in_batch_positives": ("positives in a batch", 2),
     "steps": ("steps", 0),
@@ -43,15 +49,15 @@ MADE = ("seed", "commit", "date", "device", "command")  # how a figure was made,
 WIDTH = 100  # of prose
 EARLIER = "†"  # marks what was measured with other settings than today's
 INTRO = """\
-Made from `ledger.jsonl` by `python -m experiments.ledger`; a test checks that it is. Change the
+Made from `ledger.jsonl` by `python -m experiments.readme`; a test checks that it is. Change the
 ledger or a script, not this page. What was found, in words, is in `notes/`, a page a topic.
 
 Run the scripts from the repository's root:
 
     python -m experiments.table_losses --dataset=wordnet-mini
 
-Rows that are in the ledger already are skipped, the others are run and added, and this page is
-made anew. `--list` says what would be run. `--seeds`, `--only` and `--data` choose; `--again` runs
+Rows that are in the ledger already are skipped, the others are run and added; then make this page
+anew. `--list` says what would be run. `--seeds`, `--only` and `--data` choose; `--again` runs
 rows once more. Benchmarks of speed and memory are `python -m experiments.benchmarks`; their figures
 were added to the ledger by hand. "goal" is what was asked for before it was measured.
 
@@ -325,3 +331,25 @@ TOPICS = {
     "speed": Topic("Speed"),
     "memory_and_scale": Topic("Memory and scale", (_from(scale_amazontitles13m),)),
 }
+
+
+def main() -> None:
+    """Writes the page, or compares it with what the ledger gives."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if it is not so")
+    parser.add_argument("--ledger", type=Path, default=ledger.LEDGER, help="JSON lines to read")
+    parser.add_argument("--readme", type=Path, default=README, help="what is written")
+    options = parser.parse_args()
+    page = options.readme
+    text = readme(ledger.read(options.ledger), page.absolute().parent / "figures")
+    if not options.check:
+        with replacing(page) as file:
+            file.write(text)
+    elif not page.exists() or page.read_text() != text:
+        sys.exit(f"{page} is not what the ledger gives: run python -m experiments.readme")
+
+
+if __name__ == "__main__":
+    main()
