@@ -252,3 +252,22 @@ def test_what_cannot_be_frozen(own_data, folder, tmp_path):
         settings.PlanError, match=r"encoder.freeze = 2: a bag of tokens has none of it"
     ):
         settings.check(tiny.config(own_data, encoder__freeze=2))
+
+
+def test_frozen_layers_are_one_towers(own_data, folder, tmp_path):
+    """Two towers of a pretrained encoder are trained whole, each from the same parameters."""
+    said = r"config.encoder.towers = 2, config.encoder.freeze = {}: frozen layers are one tower's"
+    for freeze, shown in ((LAYERS, LAYERS), (None, LAYERS - 1)):  # None: the last but one, here
+        wrong = config(own_data, folder, freeze, encoder__towers=2)
+        with pytest.raises(settings.PlanError, match=said.format(shown)):
+            launch.start(wrong, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+    made = config(own_data, folder, 0, encoder__towers=2, epochs=1)
+    assert launch.start(made, tmp_path / "run")["heads"]
+    opened = open_runs.open_run(tmp_path / "run")
+    assert opened.system.frozen is None and not (tmp_path / "run/frozen").exists()
+    query, label = (opened.weights.params["encoder"][side] for side in ("query", "label"))
+    first = pretrained.load_encoder(folder)[1]
+    for a, b, c in zip(*map(jax.tree.leaves, (query, label, first)), strict=True):
+        assert a.ndim < 2 or not np.array_equal(a, b)
+        np.testing.assert_allclose(a, c, atol=0.5)
