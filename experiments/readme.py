@@ -3,7 +3,8 @@
 python -m experiments.readme [--check]
 
 writes it anew, or says whether it is what the ledger gives. A section a topic, with tables of
-runs, what scripts of their own show, and tables of figures. Findings in words are kept by hand in ``notes/<topic>.md``.
+runs, what scripts of their own show, and tables of figures.
+Findings in words are kept by hand in ``notes/<topic>.md``.
 """
 
 from __future__ import annotations
