@@ -255,13 +255,17 @@ def test_what_cannot_be_frozen(own_data, folder, tmp_path):
 
 
 def test_frozen_layers_are_one_towers(own_data, folder, tmp_path):
-    """Two towers of a pretrained encoder are trained whole, each from the same parameters."""
     said = r"config.encoder.towers = 2, config.encoder.freeze = {}: frozen layers are one tower's"
     for freeze, shown in ((LAYERS, LAYERS), (None, LAYERS - 1)):  # None: the last but one, here
         wrong = config(own_data, folder, freeze, encoder__towers=2)
         with pytest.raises(settings.PlanError, match=said.format(shown)):
             launch.start(wrong, tmp_path / "run")
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_two_towers_of_a_pretrained_encoder(own_data, folder, tmp_path):
+    """Trained whole, from the same parameters."""
     made = config(own_data, folder, 0, encoder__towers=2, epochs=1)
     assert launch.start(made, tmp_path / "run")["heads"]
     opened = open_runs.open_run(tmp_path / "run")
