@@ -187,7 +187,8 @@ def resolve_encoder(fields: OpenFields) -> None:
     if fields["encoder.embeddings"] or fields["encoder.vocabulary"] != "wordpiece":  # a bag's
         use_bag = True
     fields.fill("encoder.name", "bag" if use_bag else "distilbert-base-uncased")
-    fields.fill("encoder.freeze", lambda: _frozen_layers(fields["encoder.name"]))
+    one_tower = fields["encoder.towers"] in (None, 1)  # frozen layers' outputs are of one
+    fields.fill("encoder.freeze", lambda: _frozen_layers(fields["encoder.name"]) * one_tower)
 
 
 def resolve_sizes(fields: OpenFields, dataset: Dataset) -> None:

@@ -147,7 +147,7 @@ def num_clusters(num_labels: int, size: int) -> int:
 
 
 def _augmented(options: FrugalOptions, data: TrainingData) -> TrainingData:
-    """With Gandalf's points; its rivals add none, Label-MixUp reads label texts at their rows."""
+    """With Gandalf's points. Mixing adds none; Label-MixUp reads label texts at their rows."""
     mixing = text_mixing.variant(options.gandalf)
     if mixing is None:
         return augmentation.augment(options, data)
