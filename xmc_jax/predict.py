@@ -5,11 +5,12 @@ python -m xmc_jax.predict --workdir=runs/unidec-wordnet-mini --input=texts.txt -
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from absl import flags
 
-from xmc_jax.host import console
+from xmc_jax.host import console, streams
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Work directory of a run.", required=True)
 _INPUT = flags.DEFINE_string("input", "-", "Texts, one a line; - = standard input.")
@@ -20,6 +21,7 @@ _MIN_SCORE = flags.DEFINE_float("min_score", None, "Leave out labels that score 
 _SAME = flags.DEFINE_bool(
     "exclude_same_text", False, "Leave out the label with the text's own words."
 )
+_STEP = flags.DEFINE_integer("step", None, "Checkpoint; default the one chosen on held-out rows.")
 _EMBEDDINGS = flags.DEFINE_string("embeddings", "", "Write the texts' vectors to this .npy.")
 _NEW_LABELS = flags.DEFINE_string(
     "new_labels", "", "File of more label texts, ranked by text alone."
@@ -40,11 +42,14 @@ def main(argv: list[str]) -> None:
     del argv
     console.setup()
     try:
+        streams.check(_INPUT.value, _OUTPUT.value)
+        sys.stdout.reconfigure(encoding="utf-8")  # as JSON Lines are, whatever the locale
         predictor.check_files(_INPUT.value, _OUTPUT.value, _EMBEDDINGS.value)
         loaded = predictor.load(
             Path(_WORKDIR.value),
             new_labels=_NEW_LABELS.value or None,
             kind=_INDEX.value,
+            step=_STEP.value,
             tail_weight=_TAIL.value,
         )
         predictor.predict_file(

@@ -7,6 +7,7 @@ Where there is no clone: --config=unidec:wordnet-mini.
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,9 @@ def main(argv: list[str]) -> None:
         result = launch.start(config, folder, overrides=given)
     except (ValueError, OSError, TrainingError) as error:
         console.fail(error)
-    except KeyboardInterrupt:  # while nothing was being trained
+    except KeyboardInterrupt as error:  # while nothing was being trained, or a second signal
         print("interrupted: run the same command again", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(128 + (error.args or (signal.SIGINT,))[0])
     if result:
         print(result_tables.table(result))
     print(f"work directory: {folder}")
@@ -72,4 +73,4 @@ def _default_workdir() -> str:
 
 if __name__ == "__main__":
     flags.mark_flag_as_required("config")
-    console.run(main)
+    console.run(main, output_needed=False)

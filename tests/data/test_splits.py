@@ -98,7 +98,7 @@ def test_rows_of_equal_text_stay_on_one_side():
     assert {key(text) for text in test.texts}.isdisjoint(
         key(split.texts[row]) for row in train.rows if split.labels[row].nnz
     )
-    assert len({key(text) for text in test.texts}) == 12
+    assert 75 < len(test) <= 80  # a text has about seven rows
     assert len(train) + len(test) == 400 and (np.diff(test.labels.indptr) > 0).all()
     np.testing.assert_array_equal(splits.hold_out(split, label_texts, **options)[1].rows, test.rows)
     fewer = splits.hold_out(split, label_texts, **{**options, "max_rows": 50})[1]

@@ -2,22 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging as standard
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags, logging
 
-from xmc_jax.host import allocator
+from xmc_jax.host import allocator, streams
 
 HERE = str(Path(__file__).parents[1])
 
 
-def run(main: Callable[[list[str]], None]) -> None:
-    """Parse flags and call ``main``; a wrong flag is one message and exit code 1."""
+def run(main: Callable[[list[str]], None], *, output_needed: bool = True) -> None:
+    """Parse flags and call ``main``; a wrong flag is one message and exit code 1.
+
+    Args:
+      main: what the binary does.
+      output_needed: whether it ends when its standard output is lost; else it goes on, and the exit
+        code tells of it.
+    """
+    streams.prepare(output_needed=output_needed)
     allocator.keep_freed_memory()  # a configuration loads JAX, which starts threads
-    app.run(main, flags_parser=parse_flags)
+    handler = logging.get_absl_handler()
+    handler.python_handler.setStream(sys.stderr)
+    code: Any = 0
+    try:
+        app.run(main, flags_parser=parse_flags)
+    except SystemExit as error:
+        code = error.code
+    except KeyboardInterrupt as error:
+        print("interrupted", file=sys.stderr)
+        code = 128 + (error.args or (signal.SIGINT,))[0]
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+        code = 1
+    with contextlib.suppress(SystemExit):  # the last of the output may be lost
+        sys.stdout.flush()
+    sys.stderr.flush()
+    if code := code or streams.code():
+        os._exit(code)  # threads of libraries would wait for minutes for what failed
 
 
 def parse_flags(argv: list[str]) -> list[str]:
@@ -49,15 +78,32 @@ def _cause(error: Exception, argv: list[str]) -> str:
 
 
 def setup() -> None:
-    """Show info messages of this package and warnings of all others; keep freed memory."""
+    """Show info messages of this package and warnings of others; keep freed memory.
+
+    What Orbax's threads tell of a failed save is left out: it comes as an exception, too.
+    """
     allocator.keep_freed_memory()
     logging.use_absl_handler()
     logging.set_verbosity(logging.INFO)
     handler = logging.get_absl_handler()
     handler.setFormatter(standard.Formatter("%(message)s"))
     handler.addFilter(
-        lambda record: record.levelno >= standard.WARNING or record.pathname.startswith(HERE)
+        lambda record: (
+            record.pathname.startswith(HERE)
+            or (record.levelno >= standard.WARNING and "orbax" not in record.pathname)
+        )
     )
+    threading.excepthook = _tell_of_thread
+
+
+def _tell_of_thread(error: threading.ExceptHookArgs) -> None:
+    """As Python does, but for threads of Orbax."""
+    trace = error.exc_traceback
+    while trace is not None:
+        if "orbax" in trace.tb_frame.f_code.co_filename:
+            return
+        trace = trace.tb_next
+    threading.__excepthook__(error)
 
 
 def fail(error: Exception) -> None:

@@ -117,7 +117,10 @@ def prepare(config: ConfigDict, folder: Path, meta: dict[str, Any] | None) -> St
       meta: of the run to be continued, or None.
     """
     dataset, entry, source = training_data.read_dataset(
-        config.dataset, config.data, max_length=config.max_length
+        config.dataset,
+        config.data,
+        max_length=config.max_length,
+        share_of=(meta["resolved"] if meta else config)["share_of"],
     )
     if meta is None:
         if layouts.detect(source).kind != layouts.CANONICAL:  # nobody has looked at it yet

@@ -93,7 +93,10 @@ class OpenRun:
             folder = data or (kept if Path(kept).exists() else resolved["data"])
             try:
                 dataset, entry, source = training_data.read_dataset(
-                    resolved["dataset"], folder, max_length=self.options.max_length
+                    resolved["dataset"],
+                    folder,
+                    max_length=self.options.max_length,
+                    share_of=resolved["share_of"],
                 )
             except formats.DataError as error:
                 if data:

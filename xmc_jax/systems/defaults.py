@@ -10,6 +10,8 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
+from xmc_jax import catalog
+
 
 def common(family: str, dataset: str) -> ConfigDict:
     """The fields that every family has; it sets others, and other values of these."""
@@ -30,6 +32,9 @@ def common(family: str, dataset: str) -> ConfigDict:
     config.encoder.embeddings = ""
     config.encoder.vocabulary = "wordpiece"  # of such a table, on the data's texts; or words
     config.encoder.vocab_size = 30_000
+    leave_open(config.encoder, bool, "lower", "strip_accents")  # of texts, before it is made
+    if catalog.find(dataset):  # as their published numbers were made; people's own keep marks
+        config.encoder.lower = config.encoder.strip_accents = True
     config.encoder.query_prefix = ""  # stands before every query, as "query: " of E5's models
     config.encoder.label_prefix = ""  # stands before every label's text
     config.classifier = True  # a label's free weights; without them UniDEC is DePSL
@@ -54,6 +59,9 @@ def common(family: str, dataset: str) -> ConfigDict:
 
     config.held_out_share = 0.05  # of the training rows, to choose the checkpoint; 0 = none
     config.held_out_rows = 10_000  # at most
+    # What that is a share of, and of own data without test rows the fifth that is split off: rows,
+    # or texts (then one text's rows count as one, however many there are).
+    config.share_of = "rows"
     config.eval_epochs = 5
     # t: labels are ranked by score + t ln w_l, w_l the inverse propensity: above 0 the rarer ones
     # come earlier, for PSP@k and against P@k. Only ranking reads it (so also that of held-out rows,

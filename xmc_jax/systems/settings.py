@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from xmc_jax.contracts import Bounds, Stage, TextForm
+from xmc_jax.data import splits
 from xmc_jax.data.batching import batches, pools
 from xmc_jax.data.dataset import Dataset
 from xmc_jax.data.graph import gandalf
@@ -20,15 +21,17 @@ from xmc_jax.systems.encoders import OF_WORD_VECTORS, EncoderOptions
 from xmc_jax.tables.label_pool import STORAGE_DTYPES
 from xmc_jax.training import augmentation
 from xmc_jax.training import stages as stage_list
-from xmc_jax.training.options import GandalfOptions
+from xmc_jax.training.options import GandalfOptions, from_mapping
 
 SAMPLE_TEXTS = 10_000
+LONG_WORD = 25  # characters
 SAMPLE_CHARACTERS = 4096  # of a text: far more than the longest row holds
 FEW_ROWS = 10_000  # up to here the bag encoder's rates are those of a small data set
 BATCHINGS = batches.BATCHINGS
 TRAINS = ("all", "encoder", "tables")
 NAMES: dict[str, tuple[Any, ...]] = {
     "fill": pools.FILLS,
+    "share_of": splits.SHARES,
     "table.init": ("labels", "normal"),
     "table.dtype": STORAGE_DTYPES,
     "encoder.vocabulary": ("wordpiece", "words"),
@@ -145,6 +148,14 @@ def check_words(config: Mapping[str, Any]) -> None:
                 f"config.encoder.{name} = {options[name]!r} with config.encoder.name = "
                 f"{options['name']!r}: it is for the bag encoder. Leave one of the two out."
             )
+    made = from_mapping(EncoderOptions, {**options, "name": options["name"] or "bag"})
+    for name in ("lower", "strip_accents"):
+        if options.get(name) is False and not made.makes_vocabulary:
+            raise ValueError(
+                f"config.encoder.{name} = False with config.encoder.name = {options['name']!r}, "
+                f"config.encoder.embeddings = {options['embeddings']!r}: a pretrained model has a "
+                "vocabulary of its own. Leave it out."
+            )
     of_model = options["embeddings"] and not word_vectors.is_file(options["embeddings"])
     if options["vocabulary"] == "words" and of_model:
         raise ValueError(
@@ -189,6 +200,9 @@ def resolve_encoder(fields: OpenFields) -> None:
     fields.fill("encoder.name", "bag" if use_bag else "distilbert-base-uncased")
     one_tower = fields["encoder.towers"] in (None, 1)  # frozen layers' outputs are of one
     fields.fill("encoder.freeze", lambda: _frozen_layers(fields["encoder.name"]) * one_tower)
+    if from_mapping(EncoderOptions, fields["encoder"]).makes_vocabulary:
+        fields.fill("encoder.lower", True)
+        fields.fill("encoder.strip_accents", False)
 
 
 def resolve_sizes(fields: OpenFields, dataset: Dataset) -> None:
@@ -265,6 +279,7 @@ def _max_length(dataset: Dataset) -> int:
     """Tokens that hold 98 % of a sample of the texts, at 1.4 a word, and two special ones.
 
     Words are what the tokenizers split first: punctuation marks and Chinese characters are words.
+    Longer than any of these are runs of words without blanks: a token for three characters.
     """
     longest = 0.0
     for texts in (dataset.train.texts, dataset.label_texts):
@@ -275,4 +290,5 @@ def _max_length(dataset: Dataset) -> int:
 def _word_counts(texts: Sequence[str]) -> np.ndarray:
     step = max(1, len(texts) // SAMPLE_TEXTS)
     some = (texts[i] for i in range(0, len(texts), step))
-    return np.array([len(split_words(text[:SAMPLE_CHARACTERS])) for text in some])
+    tokens = lambda word: 1 if len(word) <= LONG_WORD else len(word) / 3
+    return np.array([sum(map(tokens, split_words(text[:SAMPLE_CHARACTERS]))) for text in some])

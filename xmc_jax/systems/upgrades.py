@@ -13,7 +13,8 @@ def upgrade(meta: Mapping[str, Any]) -> dict[str, Any]:
     """``meta.json`` as this version writes it.
 
     Format 1 (none is written there) lacks what came later: the family, which was UniDEC's, the tail
-    weight, and the weight of the clusters in a frugal ranking, which was the papers' product.
+    weight, the weight of the clusters in a frugal ranking, which was the papers' product, how texts
+    were normalised, and that splits were shares of the texts.
 
     Raises:
       ValueError: a later format than this version knows.
@@ -32,4 +33,8 @@ def upgrade(meta: Mapping[str, Any]) -> dict[str, Any]:
         if "clusters" in resolved:
             resolved["clusters"].setdefault("weight", 1.0)
         upgraded["format"] = FORMAT
+    resolved = upgraded["resolved"]
+    resolved.setdefault("share_of", "texts")
+    for name in ("lower", "strip_accents"):
+        resolved["encoder"].setdefault(name, True)
     return upgraded

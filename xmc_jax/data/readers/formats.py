@@ -43,6 +43,7 @@ def load(
     *,
     text: str = "title",
     text_folder: Path | None = None,
+    share_of: str = "rows",
 ) -> Dataset:
     """Reads a folder (or one file of people's own data) of any layout.
 
@@ -51,6 +52,8 @@ def load(
       text: "title" or "title+content"; layouts that hold one text a row, and the canonical form,
         give the texts they have.
       text_folder: where the texts of a raw layout go as files; None = memory.
+      share_of: of own data without test rows: what the test rows are a share of
+        (`xmc_jax.data.splits.hold_out`).
 
     Raises:
       DataError: whatever is wrong with the files, with file, line, and what to do.
@@ -62,7 +65,7 @@ def load(
         return canonical.load_canonical(layout)
     place = raw_readers.TextPlace(text_folder)
     if layout.kind == layouts.OWN:
-        return own_data.read_own(layout, place)
+        return own_data.read_own(layout, place, share_of=share_of)
     return raw_readers.read_public(layout, text, place)
 
 
@@ -71,6 +74,7 @@ def ensure_canonical(
     *,
     text: str,
     cache_root: str | os.PathLike[str] | None = None,
+    share_of: str = "rows",
 ) -> Path:
     """Returns a path that `load` reads fast: the canonical form of a raw data set, written once.
 
@@ -85,20 +89,24 @@ def ensure_canonical(
     size = sum(path.stat().st_size for path in layout.files.values())
     if layout.kind == layouts.CANONICAL or size < _SMALL_BYTES:
         return Path(folder_or_file)
-    folder = canonical.copy_folder(layout, text, cache_root)
+    # Texts were all there was when this was no choice.
+    recipe = text if "test" in layout.files or share_of == "texts" else f"{text} {share_of}"
+    folder = canonical.copy_folder(layout, recipe, cache_root)
     if canonical.is_canonical(folder):
         return folder
     logging.info("first use of %s: writing its canonical form to %s", folder_or_file, folder)
-    write_canonical(folder_or_file, folder, text=text)
+    write_canonical(folder_or_file, folder, text=text, share_of=share_of)
     return folder
 
 
-def write_canonical(folder_or_file: str | os.PathLike[str], folder: Path, *, text: str) -> Dataset:
+def write_canonical(
+    folder_or_file: str | os.PathLike[str], folder: Path, *, text: str, share_of: str = "rows"
+) -> Dataset:
     """Reads a raw data set and writes its canonical form to ``folder``, texts without a detour."""
     with files.publishing_folder(
         folder, whole=canonical.is_canonical, advice=canonical.ADVICE
     ) as temporary:
-        dataset = load(folder_or_file, text=text, text_folder=temporary)
+        dataset = load(folder_or_file, text=text, text_folder=temporary, share_of=share_of)
         canonical.write_into(dataset, temporary, text)
     return load(folder)
 

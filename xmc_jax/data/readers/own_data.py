@@ -27,12 +27,17 @@ _ID_ADVICE = (
 )
 
 
-def read_own(layout: Layout, place: TextPlace) -> Dataset:
+def read_own(layout: Layout, place: TextPlace, *, share_of: str = "rows") -> Dataset:
     """Reads train (and test and labels where given); without test rows, 20 % are split off.
 
     Labels are ids (line numbers of the label file, from 0) or label texts; without a label file
     texts are numbered in the order in which they are met. In TSV and CSV, where all is text, labels
     are ids if all of them are digits and not all of them stand in the label file.
+
+    Args:
+      layout: the files.
+      place: where texts go.
+      share_of: what 20 % is a share of (`splits.hold_out`).
 
     Raises:
       DataError: whatever is wrong, with file and line.
@@ -51,6 +56,8 @@ def read_own(layout: Layout, place: TextPlace) -> Dataset:
             share=TEST_SHARE,
             max_rows=len(by_role["train"]),
             seed=SPLIT_SEED,
+            share_of=share_of,
+            notes=notes,
         )
         removed = before - by_role["train"].labels.nnz - by_role["test"].labels.nnz
         notes.append(

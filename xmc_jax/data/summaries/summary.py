@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,13 +11,18 @@ from absl import logging
 
 from xmc_jax import catalog, metrics
 from xmc_jax.data import splits
+from xmc_jax.data import texts as texts_lib
 from xmc_jax.data.dataset import Dataset, Split, filter_matrix
 from xmc_jax.data.graph import gandalf
 from xmc_jax.data.readers import canonical, formats, layouts
 from xmc_jax.data.summaries import baselines
+from xmc_jax.data.tokens import token_stores
+from xmc_jax.data.tokens import tokenizer as tokenizers
 from xmc_jax.metrics import propensity
 
 TAIL_POINTS = 5
+VOCABULARY = 30_000  # pieces, as in training
+VOCABULARY_TEXTS, VOCABULARY_LENGTH = 50_000, 256  # of which unknown tokens are counted
 SAMPLE_ROWS = 5_000
 SAMPLE_SEED = 0
 POSTULATE_ROWS = 1_000
@@ -53,6 +59,7 @@ def prepare(source: str, output: str | None = None, *, text: str | None = None) 
     yield from summarise(dataset)
     if output:
         yield f"  canonical form: {output} (digest {dataset.digest})"
+    yield from unknown_tokens(dataset, strip_accents=entry is not None)
     logging.info("scoring the baselines")
     yield from baseline_table(dataset, entry)
 
@@ -77,6 +84,36 @@ def summarise(dataset: Dataset) -> list[str]:
     warnings = [*formats.check_sizes(dataset), *dataset.notes]
     report += [f"  note: {warning}" for warning in warnings] or ["  nothing to repair"]
     return report
+
+
+def unknown_tokens(dataset: Dataset, *, strip_accents: bool) -> Iterator[str]:
+    """Yields what a vocabulary of the data does not know, made as training's is; of a sample."""
+    texts = {"training": dataset.train.texts, "label": dataset.label_texts}
+    if len(dataset.test):
+        texts["test"] = dataset.test.texts
+    some = {
+        name: texts_lib.take(all_, np.arange(0, len(all_), len(all_) // VOCABULARY_TEXTS + 1))
+        for name, all_ in texts.items()
+    }
+    logging.info("making a vocabulary")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            made = tokenizers.train_wordpiece(
+                texts_lib.JoinedTexts(some["training"], some["label"]),
+                vocab_size=VOCABULARY,
+                folder=folder,
+                special_tokens=False,
+                strip_accents=strip_accents,
+            )
+        except ValueError as error:  # there is no character
+            yield f"  note: {error}"
+            return
+    shares = {}
+    for name, sampled in some.items():
+        ids = token_stores.encode(sampled, made, max_length=VOCABULARY_LENGTH).ids
+        counts = np.bincount(ids, minlength=made.get_vocab_size())
+        shares[name] = tokenizers.unknown_share(made, counts)
+    yield from (f"  {line}" for line in tokenizers.unknown_lines(shares))
 
 
 def _labels_a_point(split: Split) -> str:

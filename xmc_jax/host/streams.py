@@ -1,0 +1,109 @@
+"""Standard streams that may be closed, full, a pipe that nobody reads, or not UTF-8."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+
+from xmc_jax.host.signals import PIPE_CLOSED
+
+lost: OSError | None = None  # why standard output could not be written to
+
+
+class _Stream(io.TextIOWrapper):
+    """A standard stream whose loss is no traceback."""
+
+    def __init__(self, stream: io.TextIOWrapper, *, needed: bool) -> None:
+        """Take over a stream; characters that its encoding lacks are written as escapes.
+
+        Args:
+          stream: that Python opened.
+          needed: whether the program ends when it cannot be written to.
+        """
+        how = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+        encoding = stream.encoding
+        super().__init__(stream.detach(), encoding, "backslashreplace", **how)
+        self._needed = needed
+
+    def write(self, text: str) -> int:
+        """As any stream."""
+        try:
+            return super().write(text)
+        except OSError as error:
+            self._lose(error)
+            return len(text)
+
+    def flush(self) -> None:
+        """As any stream."""
+        try:
+            super().flush()
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        """What is still to be written goes nowhere; of standard output it is said once."""
+        global lost
+        number = self.fileno()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)
+        if number == 1:
+            lost = error
+            print(f"standard output {_reason(error)}", file=sys.stderr)
+            if self._needed:
+                raise SystemExit(code())
+
+
+def code() -> int:
+    """Exit code where standard output was lost: a shell's for a closed pipe, else 1; 0 if not."""
+    if lost is None:
+        return 0
+    return PIPE_CLOSED if lost.errno == errno.EPIPE else 1
+
+
+def prepare(*, output_needed: bool) -> None:
+    """Open what is closed, before a file gets its number; have losses told in a word.
+
+    Args:
+      output_needed: whether the program ends when nobody takes its standard output. Where it was
+        closed from the beginning, reading and writing fail as they are tried.
+    """
+    for number, flags in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR if number == 1 and not output_needed else flags)
+            assert nowhere == number, "the lowest number that is free"
+    encoding = {"encoding": "utf-8", "errors": "backslashreplace", "closefd": False}
+    if sys.stdin is None:
+        sys.stdin = open(0, **encoding)
+    sys.stdout = _Stream(sys.stdout or open(1, "w", **encoding), needed=output_needed)
+    sys.stderr = _Stream(sys.stderr or open(2, "w", **encoding), needed=False)
+
+
+def check(source: str, target: str) -> None:
+    """Try the standard streams where ``-`` stands for them.
+
+    Raises:
+      OSError: one of them is closed or otherwise of no use.
+    """
+    try:
+        if source == "-":
+            os.read(0, 0)
+    except OSError as error:
+        raise OSError(f"standard input {_reason(error)} Give a file: --input=FILE.") from error
+    try:
+        if target == "-":
+            os.write(1, b"")
+    except OSError as error:
+        raise OSError(f"standard output {_reason(error)} Give a file: --output=FILE.") from error
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.EPIPE:
+        return "was closed before its end."
+    if error.errno == errno.EBADF:
+        return "is closed."
+    return f"cannot be used: {error.strerror}."
