@@ -211,6 +211,19 @@ def test_other_checkpoint(trained, model):
     )
 
 
+def test_other_checkpoint_by_flag(trained, model):
+    steps = sorted(int(path.name) for path in (trained / "checkpoints").iterdir())
+    ask = lambda step: tiny.run("predict", f"--workdir={trained}", f"--step={step}", stdin="copper")
+    done = ask(steps[0])
+    assert done.returncode == 0, done.stderr
+    expected = predictor.load(trained, step=steps[0]).predict(["copper"])[0]
+    found = [(label["text"], label["score"]) for label in json.loads(done.stdout)["labels"]]
+    assert found == [(text, pytest.approx(score, abs=1e-5)) for text, score in expected]
+    done = ask(7)
+    assert done.returncode == 1 and "there is no such checkpoint" in done.stderr
+    assert f"Sound checkpoints here, for --step: {steps}" in done.stderr
+
+
 def test_errors_leave_nothing(trained, model, texts, tmp_path):
     with pytest.raises(OSError, match="none/out cannot be written"):
         predictor.predict_file(model, str(texts), f"{tmp_path}/none/out")

@@ -157,3 +157,11 @@ def test_binary_says_what_is_wrong(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine.tsv"]
     done = run("--input=amazontitles1.3m", XMC_DATA=str(tmp_path))
     assert done.returncode == 1 and "XMLRepository" in done.stderr
+
+
+def test_binary_says_what_is_not_split_off(tmp_path):
+    rows = [f"text {i % 667 if i < 667 else 0}\tlabel {i % 7}\n" for i in range(1000)]
+    (tmp_path / "points.tsv").write_text("".join(rows))
+    done = tiny.run("prepare", f"--input={tmp_path}/points.tsv")
+    assert done.returncode == 0 and "training rows 800   test rows 200" in done.stdout, done.stderr
+    assert "334 of 1,000 rows have the text 'text 0'" in done.stdout

@@ -93,7 +93,7 @@ def setup() -> None:
             or (record.levelno >= standard.WARNING and "orbax" not in record.pathname)
         )
     )
-    threading.excepthook = _tell_of_thread
+    threading.excepthook, sys.unraisablehook = _tell_of_thread, _tell_of_callback
 
 
 def _tell_of_thread(error: threading.ExceptHookArgs) -> None:
@@ -104,6 +104,12 @@ def _tell_of_thread(error: threading.ExceptHookArgs) -> None:
             return
         trace = trace.tb_next
     threading.__excepthook__(error)
+
+
+def _tell_of_callback(error: Any) -> None:
+    """As Python does, but for TensorStore's, which come after Orbax gave up."""
+    if str(error.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(error)
 
 
 def fail(error: Exception) -> None:

@@ -15,16 +15,18 @@ lost: OSError | None = None  # why standard output could not be written to
 class _Stream(io.TextIOWrapper):
     """A standard stream whose loss is no traceback."""
 
-    def __init__(self, stream: io.TextIOWrapper, *, needed: bool) -> None:
-        """Take over a stream; characters that its encoding lacks are written as escapes.
+    def __init__(self, number: int, opened: io.TextIOWrapper | None, *, needed: bool) -> None:
+        """Over the same file as a stream that Python opened, or did not, for it was closed.
 
         Args:
-          stream: that Python opened.
+          number: of its file.
+          opened: that stream; characters that its encoding lacks are written as escapes.
           needed: whether the program ends when it cannot be written to.
         """
-        how = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
-        encoding = stream.encoding
-        super().__init__(stream.detach(), encoding, "backslashreplace", **how)
+        encoding = opened.encoding if opened else "utf-8"
+        lines = number == 2 or (opened and (opened.line_buffering or opened.write_through))
+        file = open(number, "wb", closefd=False)
+        super().__init__(file, encoding, "backslashreplace", line_buffering=bool(lines))
         self._needed = needed
 
     def write(self, text: str) -> int:
@@ -51,7 +53,8 @@ class _Stream(io.TextIOWrapper):
         os.close(nowhere)
         if number == 1:
             lost = error
-            print(f"standard output {_reason(error)}", file=sys.stderr)
+            goes_on = "" if self._needed else " The run goes on without it."
+            print(f"standard output {_reason(error)}{goes_on}", file=sys.stderr)
             if self._needed:
                 raise SystemExit(code())
 
@@ -76,11 +79,10 @@ def prepare(*, output_needed: bool) -> None:
         except OSError:
             nowhere = os.open(os.devnull, os.O_RDWR if number == 1 and not output_needed else flags)
             assert nowhere == number, "the lowest number that is free"
-    encoding = {"encoding": "utf-8", "errors": "backslashreplace", "closefd": False}
     if sys.stdin is None:
-        sys.stdin = open(0, **encoding)
-    sys.stdout = _Stream(sys.stdout or open(1, "w", **encoding), needed=output_needed)
-    sys.stderr = _Stream(sys.stderr or open(2, "w", **encoding), needed=False)
+        sys.stdin = open(0, encoding="utf-8", closefd=False)
+    sys.stdout = _Stream(1, sys.stdout, needed=output_needed)
+    sys.stderr = _Stream(2, sys.stderr, needed=False)
 
 
 def check(source: str, target: str) -> None:

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def save(workdir: Path, state: TrainState, info: dict[str, Any]) -> Path:
             manifest = {**info, "step": step, "format": FORMAT, "files": _file_sizes(temporary)}
             (temporary / MANIFEST).write_text(json.dumps(manifest))
     except Exception as error:
+        _clear(target.with_name(f"{target.name}.tmp"))
         good = last_sound(workdir)
         last = "There is none before it" if good is None else f"The last good one is {good}"
         reason, advice = _reason(error)
@@ -69,6 +71,13 @@ def save(workdir: Path, state: TrainState, info: dict[str, Any]) -> Path:
     return target
 
 
+def _clear(folder: Path) -> None:
+    """Remove a folder that threads of a failed save may still write to, for a moment."""
+    for _ in range(5):
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)
+
+
 def _reason(error: Exception) -> tuple[str, str]:
     """Why a file could not be written, and what to do."""
     code = error.errno if isinstance(error, OSError) else None
@@ -76,7 +85,7 @@ def _reason(error: Exception) -> tuple[str, str]:
         code = int(found[1])  # TensorStore's
     if code is None:
         return _first_line(error), "Mend that"
-    advice = "Make room there" if code in (errno.ENOSPC, errno.EDQUOT) else "Make it writable"
+    advice = "Free some space there" if code in (errno.ENOSPC, errno.EDQUOT) else "Make it writable"
     return os.strerror(code), advice
 
 

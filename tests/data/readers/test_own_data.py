@@ -39,6 +39,40 @@ def one_file_rows(n=200):
     ]
 
 
+@pytest.fixture
+def repeated(tmp_path):
+    """A thousand rows; of 300 of them the text is the same, 100 have none."""
+    rows = [{"text": "Other", "labels": ["x"]}] * 300 + [{"text": " ", "labels": ["x"]}] * 100
+    rows += [{"text": f"Text {i}", "labels": ["x", f"y {i % 9}"]} for i in range(600)]
+    path = tmp_path / "mine.jsonl"
+    write(path, json_lines(rows))
+    return path
+
+
+def test_the_test_rows_are_a_fifth_of_the_rows(repeated):
+    """Those of a text that fills more stay in training, which is said; so do blank ones."""
+    dataset = formats.load(repeated)
+    assert (len(dataset.train), len(dataset.test)) == (800, 200)
+    assert {text[:4] for text in dataset.test.texts} == {"Text"}
+    said = [note for note in dataset.notes if "stay in training" in note]
+    assert said == [
+        "300 of 1,000 rows have the text 'Other': more than the 200 that are held out, so they "
+        "stay in training"
+    ]
+
+
+def test_a_run_of_before_reads_its_own_split(repeated, tmp_path, monkeypatch):
+    """A fifth of the texts, as 6654296 drew them; canonical copies of both are kept."""
+    before = formats.load(repeated, share_of="texts")
+    assert before.digest == "dc868c7fb66396e8a2cbea1afb900b98" and len(before.test) == 219
+    monkeypatch.setattr(formats, "_SMALL_BYTES", 0)
+    for share_of in (*splits.SHARES, *splits.SHARES):
+        options = {"text": "title", "cache_root": tmp_path / "cache", "share_of": share_of}
+        found = formats.load(formats.ensure_canonical(repeated, **options))
+        assert found.digest == formats.load(repeated, share_of=share_of).digest
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
 def test_one_file_is_split_without_reverse_pairs(tmp_path):
     write(tmp_path / "mine.jsonl.gz", json_lines(one_file_rows()))
     dataset = formats.load(tmp_path / "mine.jsonl.gz")
