@@ -350,8 +350,8 @@ def test_a_save_without_room_is_one_message_at_once(small_disk, blocks, files):
     assert done.returncode == 1
     assert done.stderr == (
         f"{folder / '30'}: the checkpoint of step 30 could not be written (No space left on "
-        f"device). The last good one is {folder / '10'}. Free some space there, then run the same "
-        "command again.\n"
+        f"device). Earlier checkpoints are untouched, the last good one is {folder / '10'}. Free "
+        "some space there, then run the same command again.\n"
     )
     assert sorted(path.name for path in folder.iterdir()) == ["10", "20"]
 

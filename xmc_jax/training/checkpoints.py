@@ -62,7 +62,9 @@ def save(workdir: Path, state: TrainState, info: dict[str, Any]) -> Path:
     except Exception as error:
         _clear(target.with_name(f"{target.name}.tmp"))
         good = last_sound(workdir)
-        last = "There is none before it" if good is None else f"The last good one is {good}"
+        last = "There is none before it"
+        if good is not None:
+            last = f"Earlier checkpoints are untouched, the last good one is {good}"
         reason, advice = _reason(error)
         raise OSError(
             f"{target}: the checkpoint of step {step} could not be written ({reason}). {last}. "
