@@ -26,7 +26,7 @@ ROOMS = {
     "predictor": "runs training data.tokens contracts files",
     "runs": "systems training data.summaries data.readers data.tokens data metrics contracts files",
     "systems": "systems.unidec systems.frugal training models models.frugal models.encoders "
-    "data.graph data.batching data.tokens data tables host contracts files",
+    "data.graph data.batching data.tokens data tables host contracts catalog files",
     "systems.unidec": "systems training models models.heads models.encoders data.search "
     "data.batching data tables losses host contracts catalog config_args",
     "systems.frugal": "systems training models.frugal data.graph data.search data.batching data "
@@ -37,7 +37,7 @@ ROOMS = {
     "models.heads": "models contracts",
     "models.frugal": "models.encoders models contracts",
     "models.encoders": "models contracts",
-    "data.summaries": "data.readers data.graph data metrics catalog files",
+    "data.summaries": "data.readers data.graph data.tokens data metrics catalog files",
     "data.readers": "data catalog files",
     "data": "data.graph files",
     "data.graph": "data.batching contracts",

@@ -5,7 +5,6 @@ python -m xmc_jax.predict --workdir=runs/unidec-wordnet-mini --input=texts.txt -
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from absl import flags
@@ -43,7 +42,7 @@ def main(argv: list[str]) -> None:
     console.setup()
     try:
         streams.check(_INPUT.value, _OUTPUT.value)
-        sys.stdout.reconfigure(encoding="utf-8")  # as JSON Lines are, whatever the locale
+        streams.write_utf_8()  # as JSON Lines are, whatever the locale
         predictor.check_files(_INPUT.value, _OUTPUT.value, _EMBEDDINGS.value)
         loaded = predictor.load(
             Path(_WORKDIR.value),

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
     from xmc_jax.training.loop import TrainingError
 
     del argv
-    console.setup()
+    console.setup(output_needed=False)
     config = _CONFIG.value
     if _DATA.value:
         config.data = _DATA.value
@@ -73,4 +73,4 @@ def _default_workdir() -> str:
 
 if __name__ == "__main__":
     flags.mark_flag_as_required("config")
-    console.run(main, output_needed=False)
+    console.run(main)

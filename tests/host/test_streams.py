@@ -14,10 +14,11 @@ import tiny
 PRINTS = """
 from xmc_jax.host import console
 def main(argv):
+    console.setup(output_needed={needed})
     for number in range(20_000):
         print("line", number)
     open({done!r}, "w").close()
-console.run(main, output_needed={needed})
+console.run(main)
 """
 
 

@@ -88,15 +88,17 @@ def _fitting(order: np.ndarray, sizes: np.ndarray, room: int) -> np.ndarray:
 
 def _too_frequent(split: Split, first: np.ndarray, sizes: np.ndarray, wanted: int) -> Iterator[str]:
     """A line for each text of more than ``wanted`` rows, given by a row; of many for three."""
-    found = np.flatnonzero(sizes > wanted) if wanted > 1 else []
-    for place in found[:3]:
+    if wanted < 2:
+        return
+    larger = np.flatnonzero(sizes > wanted)
+    for place in larger[:3]:
         text = split.texts[first[place]].strip()
         yield (
             f"{sizes[place]:,} of {len(split):,} rows have the text {text[:_SHOWN]!r}: more than "
             f"the {wanted:,} that are held out, so they stay in training"
         )
-    if len(found) > 3:
-        yield f"so do the rows of {len(found) - 3:,} more texts"
+    if len(larger) > 3:
+        yield f"so do the rows of {len(larger) - 3:,} more texts"
 
 
 def _part(split: Split, drawn: np.ndarray, label_texts: Sequence[str]) -> tuple[Split, Split]:

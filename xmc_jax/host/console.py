@@ -19,18 +19,11 @@ from xmc_jax.host import allocator, streams
 HERE = str(Path(__file__).parents[1])
 
 
-def run(main: Callable[[list[str]], None], *, output_needed: bool = True) -> None:
-    """Parse flags and call ``main``; a wrong flag is one message and exit code 1.
-
-    Args:
-      main: what the binary does.
-      output_needed: whether it ends when its standard output is lost; else it goes on, and the exit
-        code tells of it.
-    """
-    streams.prepare(output_needed=output_needed)
+def run(main: Callable[[list[str]], None]) -> None:
+    """Parse flags and call ``main``; a wrong flag is one message and exit code 1."""
+    streams.prepare()
     allocator.keep_freed_memory()  # a configuration loads JAX, which starts threads
-    handler = logging.get_absl_handler()
-    handler.python_handler.setStream(sys.stderr)
+    logging.get_absl_handler().python_handler.setStream(sys.stderr)
     code: Any = 0
     try:
         app.run(main, flags_parser=parse_flags)
@@ -77,11 +70,17 @@ def _cause(error: Exception, argv: list[str]) -> str:
     return str(cause)
 
 
-def setup() -> None:
+def setup(*, output_needed: bool = True) -> None:
     """Show info messages of this package and warnings of others; keep freed memory.
 
     What Orbax's threads tell of a failed save is left out: it comes as an exception, too.
+
+    Args:
+      output_needed: whether the program ends when its standard output is lost; else it goes on, and
+        the exit code tells of it.
     """
+    if not output_needed:
+        streams.spare_output()
     allocator.keep_freed_memory()
     logging.use_absl_handler()
     logging.set_verbosity(logging.INFO)

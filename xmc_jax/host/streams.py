@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import sys
+from typing import Any
 
 from xmc_jax.host.signals import PIPE_CLOSED
 
@@ -15,19 +16,19 @@ lost: OSError | None = None  # why standard output could not be written to
 class _Stream(io.TextIOWrapper):
     """A standard stream whose loss is no traceback."""
 
-    def __init__(self, number: int, opened: io.TextIOWrapper | None, *, needed: bool) -> None:
+    def __init__(self, number: int, opened: Any, *, needed: bool) -> None:
         """Over the same file as a stream that Python opened, or did not, for it was closed.
 
         Args:
           number: of its file.
-          opened: that stream; characters that its encoding lacks are written as escapes.
+          opened: that stream, or None; characters that its encoding lacks are written as escapes.
           needed: whether the program ends when it cannot be written to.
         """
         encoding = opened.encoding if opened else "utf-8"
         lines = number == 2 or (opened and (opened.line_buffering or opened.write_through))
         file = open(number, "wb", closefd=False)
         super().__init__(file, encoding, "backslashreplace", line_buffering=bool(lines))
-        self._needed = needed
+        self.needed = needed
 
     def write(self, text: str) -> int:
         """As any stream."""
@@ -47,15 +48,12 @@ class _Stream(io.TextIOWrapper):
     def _lose(self, error: OSError) -> None:
         """What is still to be written goes nowhere; of standard output it is said once."""
         global lost
-        number = self.fileno()
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, number)
-        os.close(nowhere)
-        if number == 1:
+        _to_nowhere(self.fileno())
+        if self.fileno() == 1:
             lost = error
-            goes_on = "" if self._needed else " The run goes on without it."
+            goes_on = "" if self.needed else " The run goes on without it."
             print(f"standard output {_reason(error)}{goes_on}", file=sys.stderr)
-            if self._needed:
+            if self.needed:
                 raise SystemExit(code())
 
 
@@ -66,23 +64,37 @@ def code() -> int:
     return PIPE_CLOSED if lost.errno == errno.EPIPE else 1
 
 
-def prepare(*, output_needed: bool) -> None:
+def prepare() -> None:
     """Open what is closed, before a file gets its number; have losses told in a word.
 
-    Args:
-      output_needed: whether the program ends when nobody takes its standard output. Where it was
-        closed from the beginning, reading and writing fail as they are tried.
+    Reading and writing a stream that was closed fail as they are tried, but for standard error.
     """
     for number, flags in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:
-            nowhere = os.open(os.devnull, os.O_RDWR if number == 1 and not output_needed else flags)
-            assert nowhere == number, "the lowest number that is free"
+            os.open(os.devnull, flags)  # it gets the lowest number that is free: this one
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)
-    sys.stdout = _Stream(1, sys.stdout, needed=output_needed)
+    sys.stdout = _Stream(1, sys.stdout, needed=True)
     sys.stderr = _Stream(2, sys.stderr, needed=False)
+
+
+def spare_output() -> None:
+    """Let the program go on where standard output is lost; one that was closed is not missed."""
+    if isinstance(sys.stdout, _Stream):
+        sys.stdout.needed = False
+        try:
+            os.write(1, b"")
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                _to_nowhere(1)
+
+
+def write_utf_8() -> None:
+    """Write standard output in UTF-8, whatever the locale says."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
 
 
 def check(source: str, target: str) -> None:
@@ -101,6 +113,12 @@ def check(source: str, target: str) -> None:
             os.write(1, b"")
     except OSError as error:
         raise OSError(f"standard output {_reason(error)} Give a file: --output=FILE.") from error
+
+
+def _to_nowhere(number: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 def _reason(error: OSError) -> str:

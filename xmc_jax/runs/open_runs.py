@@ -96,7 +96,7 @@ class OpenRun:
                     resolved["dataset"],
                     folder,
                     max_length=self.options.max_length,
-                    share_of=resolved["share_of"],
+                    share_of=self.options.share_of,
                 )
             except formats.DataError as error:
                 if data:

@@ -32,9 +32,9 @@ def common(family: str, dataset: str) -> ConfigDict:
     config.encoder.embeddings = ""
     config.encoder.vocabulary = "wordpiece"  # of such a table, on the data's texts; or words
     config.encoder.vocab_size = 30_000
-    leave_open(config.encoder, bool, "lower", "strip_accents")  # of texts, before it is made
-    if catalog.find(dataset):  # as their published numbers were made; people's own keep marks
-        config.encoder.lower = config.encoder.strip_accents = True
+    config.encoder.lower = True  # lower-case texts, for a vocabulary that is made of them
+    # Take marks off letters; False for people's own data. The others' numbers were made so.
+    config.encoder.strip_accents = catalog.find(dataset) is not None
     config.encoder.query_prefix = ""  # stands before every query, as "query: " of E5's models
     config.encoder.label_prefix = ""  # stands before every label's text
     config.classifier = True  # a label's free weights; without them UniDEC is DePSL

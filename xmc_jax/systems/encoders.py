@@ -39,8 +39,8 @@ class EncoderOptions:
     embeddings: str = ""
     vocabulary: str = "wordpiece"
     vocab_size: int = 30_000
-    lower: bool | None = True
-    strip_accents: bool | None = False
+    lower: bool = True
+    strip_accents: bool = False
     pooling: str = "mean"
     freeze: int = 0
     compute_dtype: str = "float32"
@@ -84,16 +84,13 @@ def tokenizer(options: EncoderOptions, texts: Iterable[str], folder: Path) -> To
         loaded = tokenizers.load_tokenizer(pretrained.resolve_folder(source))
         tokenizers.save_tokenizer(loaded, folder)
         return loaded
-    logging.info("making a vocabulary of the texts")
-    settings: dict[str, Any] = {
-        "vocab_size": options.vocab_size,
-        "folder": folder,
-        "lower": bool(options.lower),
-        "strip_accents": bool(options.strip_accents),
-    }
+    names = ("vocab_size", "lower", "strip_accents")
+    settings = {name: getattr(options, name) for name in names}
+    said = ", ".join(f"config.encoder.{name} = {value}" for name, value in settings.items())
+    logging.info("making a vocabulary of the texts: %s", said)
     if options.of_whole_words:
-        return tokenizers.train_words(texts, **settings)
-    return tokenizers.train_wordpiece(texts, special_tokens=False, **settings)
+        return tokenizers.train_words(texts, folder=folder, **settings)
+    return tokenizers.train_wordpiece(texts, folder=folder, special_tokens=False, **settings)
 
 
 def token_table(

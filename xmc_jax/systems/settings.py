@@ -148,14 +148,13 @@ def check_words(config: Mapping[str, Any]) -> None:
                 f"config.encoder.{name} = {options[name]!r} with config.encoder.name = "
                 f"{options['name']!r}: it is for the bag encoder. Leave one of the two out."
             )
-    made = from_mapping(EncoderOptions, {**options, "name": options["name"] or "bag"})
-    for name in ("lower", "strip_accents"):
-        if options.get(name) is False and not made.makes_vocabulary:
-            raise ValueError(
-                f"config.encoder.{name} = False with config.encoder.name = {options['name']!r}, "
-                f"config.encoder.embeddings = {options['embeddings']!r}: a pretrained model has a "
-                "vocabulary of its own. Leave it out."
-            )
+    encoder = from_mapping(EncoderOptions, {**options, "name": options["name"] or "bag"})
+    if not encoder.lower and not encoder.makes_vocabulary:
+        raise ValueError(
+            f"config.encoder.lower = False with config.encoder.name = {options['name']!r}, "
+            f"config.encoder.embeddings = {options['embeddings']!r}: a pretrained model has a "
+            "vocabulary of its own. Leave it out."
+        )
     of_model = options["embeddings"] and not word_vectors.is_file(options["embeddings"])
     if options["vocabulary"] == "words" and of_model:
         raise ValueError(
@@ -200,9 +199,6 @@ def resolve_encoder(fields: OpenFields) -> None:
     fields.fill("encoder.name", "bag" if use_bag else "distilbert-base-uncased")
     one_tower = fields["encoder.towers"] in (None, 1)  # frozen layers' outputs are of one
     fields.fill("encoder.freeze", lambda: _frozen_layers(fields["encoder.name"]) * one_tower)
-    if from_mapping(EncoderOptions, fields["encoder"]).makes_vocabulary:
-        fields.fill("encoder.lower", True)
-        fields.fill("encoder.strip_accents", False)
 
 
 def resolve_sizes(fields: OpenFields, dataset: Dataset) -> None:

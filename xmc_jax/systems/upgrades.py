@@ -32,9 +32,8 @@ def upgrade(meta: Mapping[str, Any]) -> dict[str, Any]:
         resolved.setdefault("tail_weight", 0.0)
         if "clusters" in resolved:
             resolved["clusters"].setdefault("weight", 1.0)
+        resolved.setdefault("share_of", "texts")
+        if "encoder" in resolved:
+            resolved["encoder"] = {"lower": True, "strip_accents": True, **resolved["encoder"]}
         upgraded["format"] = FORMAT
-    resolved = upgraded["resolved"]
-    resolved.setdefault("share_of", "texts")
-    for name in ("lower", "strip_accents"):
-        resolved["encoder"].setdefault(name, True)
     return upgraded

@@ -83,8 +83,9 @@ def _clear(folder: Path) -> None:
 def _reason(error: Exception) -> tuple[str, str]:
     """Why a file could not be written, and what to do."""
     code = error.errno if isinstance(error, OSError) else None
-    if code is None and (found := re.search(r"os_error_code='(\d+)'", str(error))):
-        code = int(found[1])  # TensorStore's
+    of_tensorstore = re.search(r"os_error_code='(\d+)'", str(error))
+    if code is None and of_tensorstore:
+        code = int(of_tensorstore[1])
     if code is None:
         return _first_line(error), "Mend that"
     advice = "Free some space there" if code in (errno.ENOSPC, errno.EDQUOT) else "Make it writable"

@@ -19,7 +19,7 @@ from xmc_jax.data.dataset import Dataset, filter_matrix
 from xmc_jax.data.readers import formats, layouts
 from xmc_jax.data.tokens import token_stores
 from xmc_jax.data.tokens.token_stores import TokenStore
-from xmc_jax.data.tokens.tokenizer import unknown_lines, unknown_share
+from xmc_jax.data.tokens.tokenizer import backend_of, unknown_lines, unknown_share
 from xmc_jax.training.options import TrainingOptions
 
 BLOCK_TEXTS = 1 << 16
@@ -203,7 +203,7 @@ def lost(max_length: int, data: TrainingData, tokenizer: Tokenizer) -> list[str]
                 "what is longer was cut off"
             )
         counts = token_counts((store,), tokenizer.get_vocab_size())
-        shares[name] = unknown_share(tokenizer, counts)
+        shares[name] = unknown_share(backend_of(tokenizer), counts)
     return [*lines, *unknown_lines(shares)]
 
 

@@ -98,7 +98,7 @@ def unknown_tokens(dataset: Dataset, *, strip_accents: bool) -> Iterator[str]:
     logging.info("making a vocabulary")
     with tempfile.TemporaryDirectory() as folder:
         try:
-            made = tokenizers.train_wordpiece(
+            tokenizer = tokenizers.train_wordpiece(
                 texts_lib.JoinedTexts(some["training"], some["label"]),
                 vocab_size=VOCABULARY,
                 folder=folder,
@@ -110,9 +110,9 @@ def unknown_tokens(dataset: Dataset, *, strip_accents: bool) -> Iterator[str]:
             return
     shares = {}
     for name, sampled in some.items():
-        ids = token_stores.encode(sampled, made, max_length=VOCABULARY_LENGTH).ids
-        counts = np.bincount(ids, minlength=made.get_vocab_size())
-        shares[name] = tokenizers.unknown_share(made, counts)
+        ids = token_stores.encode(sampled, tokenizer, max_length=VOCABULARY_LENGTH).ids
+        counts = np.bincount(ids, minlength=tokenizer.get_vocab_size())
+        shares[name] = tokenizers.unknown_share(tokenizer, counts)
     yield from (f"  {line}" for line in tokenizers.unknown_lines(shares))
 
 

@@ -272,8 +272,9 @@ def _encode_block(
     backend: Tokenizer, first: int, block: list[str], special_tokens: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     # Of one word no more than the tokens that are kept can come from; the rest would take minutes.
-    most = LONGEST_WORD * backend.truncation["max_length"]
-    if backend.truncation["direction"] == "right" and max(map(len, block)) > most:
+    truncation = backend.truncation or {}
+    most = LONGEST_WORD * truncation["max_length"]
+    if truncation["direction"] == "right" and max(map(len, block)) > most:
         block = [re.sub(rf"(\S{{{most}}})\S+", r"\1", text) for text in block]
     try:
         encodings = backend.encode_batch_fast(block, add_special_tokens=special_tokens)

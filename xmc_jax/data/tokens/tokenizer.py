@@ -304,9 +304,9 @@ def unknown_lines(shares: Mapping[str, float]) -> list[str]:
     if max(shares.values()) > MOST_UNKNOWN:
         lines.append(
             f"warning: more than {MOST_UNKNOWN:.0%} of the tokens are unknown, and nothing is "
-            "learned from these. A larger config.encoder.vocab_size knows more; word pieces "
-            "(config.encoder.vocabulary=wordpiece) know more than words, and a vocabulary of the "
-            "data (config.encoder.name=bag) more than a pretrained model of another language."
+            "learned from these. A larger vocab_size knows more; vocabulary=wordpiece knows more "
+            "than words do, and a vocabulary of the data more than a pretrained model that was "
+            "made for another language."
         )
     return lines
 
