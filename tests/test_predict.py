@@ -221,7 +221,7 @@ def test_other_checkpoint_by_flag(trained, model):
     assert found == [(text, pytest.approx(score, abs=1e-5)) for text, score in expected]
     done = ask(7)
     assert done.returncode == 1 and "there is no such checkpoint" in done.stderr
-    assert f"Sound checkpoints here, for --step: {steps}" in done.stderr
+    assert f"Sound checkpoints here: {steps} (--step)." in done.stderr
 
 
 def test_errors_leave_nothing(trained, model, texts, tmp_path):

@@ -15,7 +15,7 @@ from xmc_jax import catalog
 
 def common(family: str, dataset: str) -> ConfigDict:
     """The fields that every family has; it sets others, and other values of these."""
-    config = ConfigDict()
+    config, known = ConfigDict(), catalog.find(dataset) is not None
     config.family = family
     config.dataset = dataset  # name, alias, folder or file
     config.data = ""  # folder of the data set, or a root that holds it; --data sets it
@@ -34,7 +34,7 @@ def common(family: str, dataset: str) -> ConfigDict:
     config.encoder.vocab_size = 30_000
     config.encoder.lower = True  # lower-case texts, for a vocabulary that is made of them
     # Take marks off letters; False for people's own data. The others' numbers were made so.
-    config.encoder.strip_accents = catalog.find(dataset) is not None
+    config.encoder.strip_accents = known
     config.encoder.query_prefix = ""  # stands before every query, as "query: " of E5's models
     config.encoder.label_prefix = ""  # stands before every label's text
     config.classifier = True  # a label's free weights; without them UniDEC is DePSL
@@ -60,8 +60,8 @@ def common(family: str, dataset: str) -> ConfigDict:
     config.held_out_share = 0.05  # of the training rows, to choose the checkpoint; 0 = none
     config.held_out_rows = 10_000  # at most
     # What that is a share of, and of own data without test rows the fifth that is split off: rows,
-    # or texts (then one text's rows count as one, however many there are).
-    config.share_of = "rows"
+    # or texts (then one text's rows count as one, however many there are), as of known data sets.
+    config.share_of = "texts" if known else "rows"
     config.eval_epochs = 5
     # t: labels are ranked by score + t ln w_l, w_l the inverse propensity: above 0 the rarer ones
     # come earlier, for PSP@k and against P@k. Only ranking reads it (so also that of held-out rows,

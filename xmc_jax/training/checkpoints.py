@@ -187,8 +187,8 @@ def restore_weights(workdir: Path, step: int, like: Weights) -> Weights:
     problem = _damage(folder)
     if problem is not None:
         raise CheckpointError(
-            f"{folder}: {problem}. Sound checkpoints here, for --step: "
-            f"{[s for s in steps(workdir) if _damage(folder.with_name(str(s))) is None]}."
+            f"{folder}: {problem}. Sound checkpoints here: "
+            f"{[s for s in steps(workdir) if _damage(folder.with_name(str(s))) is None]} (--step)."
         )
     try:
         return _read_weights(folder, like)
