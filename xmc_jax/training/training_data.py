@@ -17,6 +17,7 @@ from xmc_jax.contracts import Side, TextForm, Tokenizer, Tokens
 from xmc_jax.data import splits
 from xmc_jax.data.dataset import Dataset, filter_matrix
 from xmc_jax.data.readers import formats, layouts
+from xmc_jax.data.readers.reading import AS_FOUND, Reading
 from xmc_jax.data.tokens import token_stores
 from xmc_jax.data.tokens.token_stores import TokenStore
 from xmc_jax.training.options import TrainingOptions
@@ -108,7 +109,7 @@ class TrainingData:
 
 
 def read_dataset(
-    name: str, folder: str, *, max_length: int | None
+    name: str, folder: str, *, max_length: int | None, reading: Reading = AS_FOUND
 ) -> tuple[Dataset, catalog.Entry, Path]:
     """Find and read a data set.
 
@@ -116,6 +117,7 @@ def read_dataset(
       name: of the catalog, or a folder or file.
       folder: of the data set, or a root that holds it; "" = where it is usually looked for.
       max_length: tokens of a text, for the entry of own data.
+      reading: what is set of how people's own files are read.
 
     Returns:
       The data set, its catalog entry, and the folder or file it came from.
@@ -125,7 +127,9 @@ def read_dataset(
     text = entry.text if entry else "title"
     copies = files.cache_folder() / "datasets"
     dataset = formats.load(
-        formats.ensure_canonical(source, text=text, cache_root=copies), text=text
+        formats.ensure_canonical(source, text=text, cache_root=copies, reading=reading),
+        text=text,
+        reading=reading,
     )
     entry = entry or catalog.find(dataset.name)  # a canonical form keeps the name
     if entry is None:
