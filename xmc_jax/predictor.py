@@ -295,7 +295,7 @@ def read_texts(
     decoder = Decoder(path, encoding, otherwise="" if encoding else kept.encoding)
     if own_rows.holds_rows(path):
         column = text_column or kept.text_column
-        yield from own_rows.read_texts(decoder, column, kept=not text_column)
+        yield from own_rows.row_texts(decoder, column, kept=not text_column)
     elif text_column:
         raise ValueError(
             f"{source}: found one text a line, and --text_column={text_column}; expected a file "

@@ -25,7 +25,7 @@ _MARKS = {  # UTF-32's begins as UTF-16's does
 }
 _SAMPLE_BYTES = 4096
 _MOST_REPAIRED, _MOST_REPAIRED_SHARE = 10, 0.01
-_ENCODINGS = "cp1252 (Western Europe), cp1251 (Cyrillic), gb18030 (Chinese) or shift_jis (Japanese)"
+_ENCODINGS = "Western Europe; cp1251: Cyrillic, gb18030: Chinese, shift_jis: Japanese"
 STANDARD_INPUT = Path("-")
 
 
@@ -89,7 +89,7 @@ class Decoder:
         raise problem(
             self.path,
             1,
-            "zero bytes, as UTF-16 has them,",
+            "zero bytes (as in UTF-16)",
             "UTF-8, or a byte order mark",
             f"Say --encoding=utf-16-{'le' if first.find(0) % 2 else 'be'}, or save it as UTF-8.",
         )
@@ -140,14 +140,14 @@ class Decoder:
                 self.path,
                 line,
                 f"{odd}, and {self._repaired:,} of {self._lines:,} lines with such",
-                f"{self._encoding}",
-                f"Say in which encoding the file is, as in --encoding=cp1252: {_ENCODINGS}, ...; "
-                "or save it as UTF-8.",
+                self._encoding.upper(),
+                f"Say in which encoding the file is, as in --encoding=cp1252 ({_ENCODINGS}), or "
+                "save it as UTF-8.",
             )
         instead = "cp1252" if self._encoding == "utf-8" else "U+FFFD"
         return [
-            f"{self.path.name}, line {line}: {odd} is not {self._encoding}, read as "
-            f"{self._otherwise or instead}; {self._repaired:,} such lines in all"
+            f"{self.path.name}, line {line}: {odd} is not {self._encoding.upper()}, read "
+            f"as {self._otherwise or instead}; {self._repaired:,} such lines in all"
         ]
 
 

@@ -82,8 +82,8 @@ def ensure_canonical(
     """Returns a path that `load` reads fast: the canonical form of a raw data set, written once.
 
     It is kept below ``cache_root``, else ``$XMC_CACHE``, else ``~/.cache/xmc_jax``, under a key of
-    the source files' names, sizes and times, the text recipe and the flags. Canonical folders, and raw
-    ones of a few megabytes, are returned as they are.
+    the source files' names, sizes and times, the text recipe and the flags. Canonical folders,
+    and raw ones of a few megabytes, are returned as they are.
 
     Raises:
       DataError: as `load`; nothing half-written is left behind.

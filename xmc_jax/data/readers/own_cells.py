@@ -20,23 +20,30 @@ _LINE_BREAKS = re.compile("[|\r\n]")
 def splitter(reading: Reading) -> Callable[[str], list[str]]:
     """Returns what cuts a cell into its labels.
 
-    Without a separator that is |, or a line break; ``["a", "b"]``, ``['a', 'b']`` and ``<a><b>``
-    are lists.
+    ``["a", "b"]``, ``['a', 'b']`` and ``<a><b>`` are lists. All else is cut at the separator, which
+    is | or a line break where none was given; one that was given also cuts ``{a,b}``. A given |
+    says that nothing else separates: then no cell is taken for a list.
     """
+    separator = reading.between_labels
     if reading.version == 1:
         return lambda cell: tidy(cell.split("|"))
-    if separator := reading.between_labels:
-        return lambda cell: [unquoted(label) for label in tidy(cell.split(separator))]
-    return _split
+    if separator == "|":
+        return lambda cell: [unquoted(label) for label in tidy(cell.split("|"))]
+    return lambda cell: _split(cell, separator)
 
 
-def _split(cell: str) -> list[str]:
+def _split(cell: str, separator: str) -> list[str]:
     first = cell.lstrip()[:1]
     if first == "<" and _TAGS.fullmatch(cell):
         return tidy(re.findall("<([^<>]+)>", cell))
     if first in ("[", "(", "{") and _LIST.fullmatch(cell):
         return tidy(_listed(cell))
-    parts = tidy(_LINE_BREAKS.split(cell) if "\n" in cell else cell.split("|"))
+    if separator:
+        if cell.strip()[:1] + cell.strip()[-1:] in ("[]", "{}"):
+            cell = cell.strip()[1:-1]
+        parts = tidy(cell.split(separator))
+    else:
+        parts = tidy(_LINE_BREAKS.split(cell) if "\n" in cell else cell.split("|"))
     return [unquoted(label) for label in parts] if '"' in cell else parts
 
 

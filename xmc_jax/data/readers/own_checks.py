@@ -20,24 +20,9 @@ from xmc_jax.data.readers.reading import Reading
 
 # A blank is none: most labels of several words hold one.
 _SEPARATORS = (
-    ",",
-    ";",
-    "/",
-    "、",
-    "\uff0c",
-    "\uff1b",
-    "\uff5c",
-    ">",
-    "\u203a",
-    "»",
-    "→",
-    "•",
-    "·",
-    "・",
-    "\\",
-    "+",
+    *",;/>:+~^#*$\\\t、»→•·・\uff0c\uff1b\uff5c\u203a",
+    *(" - ", " \u2013 ", " \u2014 "),
 )
-_SEPARATORS += (":", "~", "^", "#", "*", "$", "\t", " - ", " \u2013 ", " \u2014 ")
 _CELLS_SHARE, _PARTS_SHARE = 0.2, 0.9
 _SAMPLE_ROWS = 10_000
 _LONG_FORM = 50  # rows of a text, at most
@@ -137,7 +122,7 @@ def check_separator(rows: OwnRows, reading: Reading) -> None:
     if not possible:
         return
     first = next(i for i, name in enumerate(names) if possible[0] in name)
-    flags = " or ".join(f"--separator={shlex.quote(_as_flag(mark))}" for mark in possible)
+    flags = " or ".join(f"--separator={_as_flag(mark, names)}" for mark in possible)
     raise problem(
         rows.path,
         int(rows.first_lines[first]),
@@ -147,8 +132,10 @@ def check_separator(rows: OwnRows, reading: Reading) -> None:
     )
 
 
-def _as_flag(mark: str) -> str:
-    return mark.replace("\t", "\\t")
+def _as_flag(mark: str, names: Sequence[str]) -> str:
+    """A separator as it is typed, with the blanks that always stand around it."""
+    spaced = all(f" {mark} " in name for name in names if mark in name)
+    return shlex.quote(f" {mark} " if spaced else mark.replace("\t", "\\t"))
 
 
 def _separates(mark: str, names: Sequence[str], counts: np.ndarray) -> bool:

@@ -216,7 +216,14 @@ class Source:
                     continue
                 if text is None:
                     shown, expected = f"keys {', '.join(keys)[:200]}", "a text under a usual name"
-                    advice = "Say which holds it, as in --text_column=KEY, or call it 'text'."
+                    if self.reading.text_column:
+                        expected = f"{self.reading.text_column!r} among them"
+                    advice = (
+                        "Say which hold the text and the labels: --text_column=KEY "
+                        "--label_column=KEY."
+                    )
+                    if len(known) == 1:  # no row has a known key so far
+                        raise problem(self.path, line, shown, expected, advice)
             self.bad.add(problem(self.path, line, shown, expected, advice))
 
 
@@ -304,7 +311,7 @@ def _old_columns(fields: Sequence[str]) -> Columns:
     return Columns(0, 1, 2, header=False)
 
 
-def read_texts(decoder: Decoder, text_column: str, *, kept: bool) -> Iterator[str]:
+def row_texts(decoder: Decoder, text_column: str, *, kept: bool) -> Iterator[str]:
     """Yields the texts of a file of rows, whose labels are left out if it has any.
 
     Args:
