@@ -291,10 +291,10 @@ def read_texts(
     kept: Reading = AS_FOUND,
 ) -> Iterator[str]:
     """Yields the texts of a file (`predict_file`) or, as ``-``, of standard input."""
-    path = Path(source)
-    decoder = Decoder(path, encoding, otherwise="" if encoding else kept.encoding)
+    path, given = Path(source), Reading(text_column=text_column, encoding=encoding)
+    decoder = Decoder(path, encoding, otherwise="" if given.encoding else kept.encoding)
     if own_rows.holds_rows(path):
-        column = text_column or kept.text_column
+        column = given.text_column or kept.text_column
         yield from own_rows.row_texts(decoder, column, kept=not text_column)
     elif text_column:
         raise ValueError(

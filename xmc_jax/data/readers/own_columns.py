@@ -31,7 +31,8 @@ LABEL_NAMES = frozenset(
     "タグ 라벨 레이블 카테고리 태그 분류 주제".split()
 )
 _EITHER = frozenset("keyword keywords subject subjects".split())  # whichever the other lacks
-_FIRST_TEXTS, _FIRST_LABELS = ("text",), ("labels", "label")  # before all others of their kind
+# Before all others of their kind; texts are titles where there are longer ones too.
+_FIRST_TEXTS, _FIRST_LABELS = ("text", "title", "headline", "标题"), ("labels", "label")
 ADVICE = "Write one text and its labels a line: text<TAB>label|label; in CSV text,label|label."
 
 

@@ -219,7 +219,7 @@ class Source:
                     if self.reading.text_column:
                         expected = f"{self.reading.text_column!r} among them"
                     advice = (
-                        "Say which hold the text and the labels: --text_column=KEY "
+                        "Say which holds the text, --text_column=KEY, and where labels are read "
                         "--label_column=KEY."
                     )
                     if len(known) == 1:  # no row has a known key so far
