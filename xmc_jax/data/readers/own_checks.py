@@ -143,13 +143,13 @@ def _separates(mark: str, names: Sequence[str], counts: np.ndarray) -> bool:
     holding = {}
     for i, name in enumerate(names):
         if mark in name:
-            parts = [part.strip() for part in name.split(mark) if part.strip()]
+            parts = [fold(part) for part in name.split(mark) if part.strip()]
             if len(parts) > 1:
                 holding[i] = parts
     if sum(int(counts[i]) for i in holding) < _CELLS_SHARE * counts.sum():
         return False
     cells = collections.Counter(part for parts in holding.values() for part in set(parts))
-    cells.update(name.strip() for i, name in enumerate(names) if i not in holding)
+    cells.update(fold(name) for i, name in enumerate(names) if i not in holding)
     recurs = [cells[part] > 1 for parts in holding.values() for part in parts]
     return sum(recurs) >= _PARTS_SHARE * len(recurs)
 
