@@ -12,7 +12,7 @@ from absl import flags
 from xmc_jax.host import console, streams
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Work directory of a run.", required=True)
-_INPUT = flags.DEFINE_string("input", "-", "Texts, one a line; - = standard input.")
+_INPUT = flags.DEFINE_string("input", "-", "Texts, one a line, or rows as for prepare; - = stdin.")
 _OUTPUT = flags.DEFINE_string("output", "-", "JSON Lines; - = standard output.")
 _K = flags.DEFINE_integer("k", 10, "Labels a text.", lower_bound=1)
 _HEAD = flags.DEFINE_string("head", None, "One of the run's heads; default its best.")
@@ -31,6 +31,7 @@ _TAIL = flags.DEFINE_float(
     "t: rank by score + t ln w, w a label's inverse propensity: above 0 rare labels come earlier. "
     "Default the run's.",
 )
+console.define_reading(labels=False)
 _INDEX = flags.DEFINE_enum("index", "exact", ["exact", "hnsw", "ivf"], "How labels are searched.")
 
 
@@ -60,6 +61,7 @@ def main(argv: list[str]) -> None:
             min_score=_MIN_SCORE.value,
             exclude_same_text=_SAME.value,
             embeddings=_EMBEDDINGS.value or None,
+            **console.reading(),
         )
     except (ValueError, OSError) as error:
         console.fail(error)

@@ -38,6 +38,7 @@ _CONFIG = config_flags.DEFINE_config_file(
 flags.FLAGS["config"].parser = _Named(flags.FLAGS["config"].parser)
 _WORKDIR = flags.DEFINE_string("workdir", "", "Work directory; default runs/<config>-<options>.")
 _DATA = flags.DEFINE_string("data", "", "Folder of the data set, or a root that holds it.")
+console.define_reading()
 
 
 def main(argv: list[str]) -> None:
@@ -52,7 +53,10 @@ def main(argv: list[str]) -> None:
         config.data = _DATA.value
     folder = Path(_WORKDIR.value or _default_workdir())
     try:
-        given = config_flags.get_override_values(flags.FLAGS["config"])
+        given = [*config_flags.get_override_values(flags.FLAGS["config"])]
+        for name, value in console.reading().items():
+            config.reading[name] = value
+            given.append(f"reading.{name}")
         result = launch.start(config, folder, overrides=given)
     except (ValueError, OSError, TrainingError) as error:
         console.fail(error)

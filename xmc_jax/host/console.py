@@ -70,6 +70,38 @@ def _cause(error: Exception, argv: list[str]) -> str:
     return str(cause)
 
 
+def define_reading(*, labels: bool = True) -> None:
+    """Define the flags that say how your own files are read.
+
+    Args:
+      labels: also those that are about labels.
+    """
+    column = "a name in the first row, a key of JSON Lines, or a number from 1."
+    flags.DEFINE_string("text_column", None, f"Where texts are: {column}")
+    flags.DEFINE_string(
+        "encoding",
+        None,
+        "Of the files, as cp1252 or gb18030; default UTF-8.",
+    )
+    if labels:
+        flags.DEFINE_string("label_column", None, f"Where labels are: {column}")
+        flags.DEFINE_string(
+            "separator",
+            None,
+            "Stands between labels, as ',' or ' / '; default | (lists and <tags> are seen).",
+        )
+        flags.DEFINE_bool(
+            "merge_labels", None, "Join labels that differ by blanks, composition or case alone."
+        )
+
+
+def reading() -> dict[str, Any]:
+    """What the flags of `define_reading` say; those that were not given are left out."""
+    names = ("separator", "text_column", "label_column", "encoding", "merge_labels")
+    values = flags.FLAGS.flag_values_dict()
+    return {name: values[name] for name in names if values.get(name) not in (None, "")}
+
+
 def setup(*, output_needed: bool = True) -> None:
     """Show info messages of this package and warnings of others; keep freed memory.
 

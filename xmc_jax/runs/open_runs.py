@@ -51,6 +51,11 @@ class OpenRun:
     tail_weight: float
     data: training_data.TrainingData | None = None
 
+    @property
+    def reading(self) -> formats.Reading:
+        """How the files of its data are read."""
+        return formats.Reading.of(self.meta["resolved"]["reading"])
+
     def label_texts(self) -> text_files.LineTexts:
         """Texts of the labels, by id."""
         return text_files.LineTexts(self.folder / "labels")
@@ -97,6 +102,7 @@ class OpenRun:
                     folder,
                     max_length=self.options.max_length,
                     share_of=self.options.share_of,
+                    reading=self.reading,
                 )
             except formats.DataError as error:
                 if data:

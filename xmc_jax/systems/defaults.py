@@ -19,6 +19,7 @@ def common(family: str, dataset: str) -> ConfigDict:
     config.family = family
     config.dataset = dataset  # name, alias, folder or file
     config.data = ""  # folder of the data set, or a root that holds it; --data sets it
+    config.reading = reading_options()
     config.seed = 0
     config.max_length = 32  # tokens of a text
     config.row_length = 32  # tokens in a packed row; texts longer than that: max_length [ours]
@@ -69,6 +70,15 @@ def common(family: str, dataset: str) -> ConfigDict:
     config.tail_weight = 0.0
     config.log_steps = 20
     return config
+
+
+def reading_options() -> ConfigDict:
+    """How your own files are read (`xmc_jax.data.readers.reading`); the flags of `train` set it."""
+    options = ConfigDict()
+    leave_open(options, str, "separator", "text_column", "label_column", "encoding")
+    leave_open(options, bool, "merge_labels")
+    leave_open(options, int, "version")  # of the rules; 1 for runs that were begun by them
+    return options
 
 
 def gandalf_options() -> ConfigDict:

@@ -17,6 +17,7 @@ from xmc_jax.contracts import Side, TextForm, Tokenizer, Tokens
 from xmc_jax.data import splits
 from xmc_jax.data.dataset import Dataset, filter_matrix
 from xmc_jax.data.readers import formats, layouts
+from xmc_jax.data.readers.reading import AS_FOUND, Reading
 from xmc_jax.data.tokens import token_stores
 from xmc_jax.data.tokens.token_stores import TokenStore
 from xmc_jax.data.tokens.tokenizer import backend_of, unknown_lines, unknown_share
@@ -109,7 +110,12 @@ class TrainingData:
 
 
 def read_dataset(
-    name: str, folder: str, *, max_length: int | None, share_of: str = "rows"
+    name: str,
+    folder: str,
+    *,
+    max_length: int | None,
+    share_of: str = "rows",
+    reading: Reading = AS_FOUND,
 ) -> tuple[Dataset, catalog.Entry, Path]:
     """Find and read a data set.
 
@@ -118,6 +124,7 @@ def read_dataset(
       folder: of the data set, or a root that holds it; "" = where it is usually looked for.
       max_length: tokens of a text, for the entry of own data.
       share_of: what a test split is a share of (`xmc_jax.data.splits.hold_out`).
+      reading: what is set of how people's own files are read.
 
     Returns:
       The data set, its catalog entry, and the folder or file it came from.
@@ -127,9 +134,12 @@ def read_dataset(
     text = entry.text if entry else "title"
     copies = files.cache_folder() / "datasets"
     dataset = formats.load(
-        formats.ensure_canonical(source, text=text, cache_root=copies, share_of=share_of),
+        formats.ensure_canonical(
+            source, text=text, cache_root=copies, share_of=share_of, reading=reading
+        ),
         text=text,
         share_of=share_of,
+        reading=reading,
     )
     entry = entry or catalog.find(dataset.name)  # a canonical form keeps the name
     if entry is None:

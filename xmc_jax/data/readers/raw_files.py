@@ -1,21 +1,18 @@
-"""Opening data files: one kind of error, compressed or not, utf-8 with a latin-1 second try."""
+"""Opening data files: one kind of error, compressed or not."""
 
 from __future__ import annotations
 
 import codecs
 import gzip
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar, cast
+from typing import BinaryIO, cast
 
-from absl import logging
-
-_Result = TypeVar("_Result")
 _MARK = codecs.BOM_UTF8
 _BLOCK_BYTES = 1 << 24
 _MOST_BAD_ROWS = 20
-_BROKEN = (EOFError, gzip.BadGzipFile, zlib.error)
+BROKEN = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
 class DataError(ValueError):
@@ -67,12 +64,15 @@ def listed(numbers: list[int]) -> str:
 
 def open_binary(path: Path) -> BinaryIO:
     """Opens a file for reading, through gzip where its first bytes say so."""
-    with open(path, "rb") as file:
-        compressed = file.read(2) == b"\x1f\x8b"
-    return cast(BinaryIO, gzip.open(path)) if compressed else open(path, "rb")
+    file = open(path, "rb")  # once: what a pipe gives is not given again
+    if file.peek(2)[:2] != b"\x1f\x8b":
+        return file
+    file.close()
+    return cast(BinaryIO, gzip.open(path, "rb"))
 
 
-def _truncated(path: Path, line: int | None, error: Exception) -> DataError:
+def truncated(path: Path, line: int | None, error: Exception) -> DataError:
+    """Returns the error of a compressed file that cannot be read on."""
     return problem(
         path,
         line,
@@ -82,24 +82,6 @@ def _truncated(path: Path, line: int | None, error: Exception) -> DataError:
     )
 
 
-def lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines of a file without their ends; only ``\\n`` and ``\\r\\n`` end a line.
-
-    Raises:
-      DataError: a truncated or broken gzip file, with the line up to which it could be read.
-    """
-    number = 0
-    with open_binary(path) as file:
-        try:
-            for line in file:
-                number += 1
-                if number == 1:
-                    line = line.removeprefix(_MARK)
-                yield line.removesuffix(b"\n").removesuffix(b"\r")
-        except _BROKEN as error:
-            raise _truncated(path, number + 1, error) from error
-
-
 def line_blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yields (number of the first line, block of whole lines); the last line gets its end."""
     number, rest = 1, b""
@@ -107,8 +89,8 @@ def line_blocks(path: Path) -> Iterator[tuple[int, bytes]]:
         while True:
             try:
                 block = file.read(_BLOCK_BYTES)
-            except _BROKEN as error:
-                raise _truncated(path, number, error) from error
+            except BROKEN as error:
+                raise truncated(path, number, error) from error
             if not block:
                 break
             cut = block.rfind(b"\n") + 1
@@ -120,22 +102,3 @@ def line_blocks(path: Path) -> Iterator[tuple[int, bytes]]:
             number += whole.count(b"\n")
     if rest:
         yield number, (rest.removeprefix(_MARK) if number == 1 else rest) + b"\n"
-
-
-def with_encodings(path: Path, read: Callable[[str], _Result]) -> tuple[_Result, list[str]]:
-    """Returns ``read("utf-8")``, or, where that meets bytes that are not, ``read("latin-1")``.
-
-    Files written by tools that use latin-1 throughout are common. The second value holds a note
-    where the second try was needed.
-
-    Raises:
-      DataError: the file is UTF-16, as spreadsheets write "Unicode text".
-    """
-    logging.info("reading %s", path)
-    try:
-        return read("utf-8"), []
-    except UnicodeDecodeError:
-        with open_binary(path) as file:
-            if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-                raise problem(path, None, "UTF-16", "UTF-8", "Save the file as UTF-8.") from None
-        return read("latin-1"), [f"{path.name}: not utf-8, read as latin-1"]

@@ -15,6 +15,7 @@ from xmc_jax.data import texts as texts_lib
 from xmc_jax.data.dataset import Dataset, Split, filter_matrix
 from xmc_jax.data.graph import gandalf
 from xmc_jax.data.readers import canonical, formats, layouts
+from xmc_jax.data.readers.reading import AS_FOUND, Reading
 from xmc_jax.data.summaries import baselines
 from xmc_jax.data.tokens import token_stores
 from xmc_jax.data.tokens import tokenizer as tokenizers
@@ -23,6 +24,7 @@ from xmc_jax.metrics import propensity
 TAIL_POINTS = 5
 VOCABULARY = 30_000  # pieces, as in training
 VOCABULARY_TEXTS, VOCABULARY_LENGTH = 50_000, 256  # of which unknown tokens are counted
+SHOWN_ROWS, SHOWN_LABELS = 3, 10
 SAMPLE_ROWS = 5_000
 SAMPLE_SEED = 0
 POSTULATE_ROWS = 1_000
@@ -31,13 +33,20 @@ _MAX_DEPTH = 200
 _KS = (1, 3, 5)
 
 
-def prepare(source: str, output: str | None = None, *, text: str | None = None) -> Iterator[str]:
+def prepare(
+    source: str,
+    output: str | None = None,
+    *,
+    text: str | None = None,
+    reading: Reading = AS_FOUND,
+) -> Iterator[str]:
     """Checks a data set, writes its canonical form, and yields the report line by line.
 
     Args:
       source: a folder, one file of people's own data, or a catalog name.
       output: folder for the canonical form; None or "" = only check.
       text: "title" or "title+content"; None or "" = what the catalog says, else "title".
+      reading: what is set of how people's own files are read.
 
     Raises:
       DataError: whatever is wrong, with file and line; nothing is written then.
@@ -46,14 +55,15 @@ def prepare(source: str, output: str | None = None, *, text: str | None = None) 
     layout = layouts.detect(folder)
     entry = catalog.find(source) or catalog.find(layout.name)
     text = text or (entry.text if entry else "title")
+    reading = formats.reading_for(folder, reading)
     if not output:
-        dataset = formats.load(folder, text=text)
+        dataset = formats.load(folder, text=text, reading=reading)
     elif (Path(output) / canonical.DESCRIPTION).is_file():
-        dataset = formats.load(folder, text=text)
-        canonical.save(dataset, output, recipe=text)
+        dataset = formats.load(folder, text=text, reading=reading)
+        canonical.save(dataset, output, recipe=text, reading=reading)
     else:
         canonical.check_free(Path(output))
-        dataset = formats.write_canonical(folder, Path(output), text=text)
+        dataset = formats.write_canonical(folder, Path(output), text=text, reading=reading)
     entry = entry or catalog.find(dataset.name)  # a canonical form keeps the name
     yield f"{dataset.name}: layout {layout.kind!r} in {layout.root}, texts {text!r}"
     yield from summarise(dataset)
@@ -80,6 +90,8 @@ def summarise(dataset: Dataset) -> list[str]:
         _filter_line("training", train),
         _filter_line("test", test),
         *_overlap_lines(train, test, label_texts),
+        *_example_lines(train, label_texts),
+        _frequent_line(frequency, label_texts),
     ]
     warnings = [*formats.check_sizes(dataset), *dataset.notes]
     report += [f"  note: {warning}" for warning in warnings] or ["  nothing to repair"]
@@ -114,6 +126,26 @@ def unknown_tokens(dataset: Dataset, *, strip_accents: bool) -> Iterator[str]:
         counts = np.bincount(ids, minlength=tokenizer.get_vocab_size())
         shares[name] = tokenizers.unknown_share(tokenizer, counts)
     yield from (f"  {line}" for line in tokenizers.unknown_lines(shares))
+
+
+def _example_lines(train: Split, label_texts: Sequence[str]) -> list[str]:
+    """The first rows as they were understood."""
+    lines = ["  the first rows as understood, text -> labels:"]
+    for row in range(min(SHOWN_ROWS, len(train))):
+        labels = [_shown(label_texts[i]) for i in train.labels[row].indices[: SHOWN_LABELS + 1]]
+        labels[SHOWN_LABELS:] = ["..."] * (len(labels) > SHOWN_LABELS)
+        lines.append(f"    {_shown(train.texts[row])} -> {', '.join(labels) or 'none'}")
+    return lines
+
+
+def _frequent_line(frequency: np.ndarray, label_texts: Sequence[str]) -> str:
+    most = np.argsort(-frequency, kind="stable")[:SHOWN_LABELS]
+    shown = ", ".join(f"{_shown(label_texts[i])} {int(frequency[i]):,}" for i in most)
+    return f"  most frequent labels (training points): {shown}"
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
 def _labels_a_point(split: Split) -> str:
