@@ -160,7 +160,7 @@ def test_binary_says_what_is_wrong(tmp_path):
 
 
 def test_binary_says_what_is_not_split_off(tmp_path):
-    rows = [f"text {i % 667 if i < 667 else 0}\tlabel {i % 7}\n" for i in range(1000)]
+    rows = [f"text {i % 667 if i < 667 else 0}\tlabel {i % 7}|b\n" for i in range(1000)]
     (tmp_path / "points.tsv").write_text("".join(rows))
     done = tiny.run("prepare", f"--input={tmp_path}/points.tsv")
     assert done.returncode == 0 and "training rows 800   test rows 200" in done.stdout, done.stderr
