@@ -84,7 +84,7 @@ def tokenizer(options: EncoderOptions, texts: Iterable[str], folder: Path) -> To
         loaded = tokenizers.load_tokenizer(pretrained.resolve_folder(source))
         tokenizers.save_tokenizer(loaded, folder)
         return loaded
-    settings: dict[str, int | bool] = {
+    settings: dict[str, Any] = {
         "vocab_size": options.vocab_size,
         "lower": options.lower,
         "strip_accents": options.strip_accents,
