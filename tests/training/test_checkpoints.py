@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import jax
@@ -210,10 +211,13 @@ def test_kill_between_files_leaves_no_checkpoint(tmp_path):
 def test_manifest_names_every_file(tmp_path):
     save(tmp_path, 10)
     folder = tmp_path / "checkpoints/10"
-    listed = json.loads((folder / checkpoints.MANIFEST).read_text())["files"]
-    there = {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
-    del there[checkpoints.MANIFEST]
-    assert listed == there
+    listed = files.read_record(folder / checkpoints.MANIFEST)["files"]
+    there = [path for path in folder.rglob("*") if path.is_file()]
+    assert listed == {
+        str(path.relative_to(folder)): [path.stat().st_size, zlib.crc32(path.read_bytes())]
+        for path in there
+        if path.name != checkpoints.MANIFEST
+    }
     files.write_json(folder / checkpoints.MANIFEST, {"files": {**listed, "gone": 1}})
     assert checkpoints.best_step(tmp_path) is None
 
@@ -274,7 +278,7 @@ def save_as_before(workdir: Path, state: TrainState) -> None:
     }
     for name, tree in trees.items():
         checkpoints._write(folder / name, tree)
-    sizes = checkpoints._file_sizes(folder)
+    sizes = {name: size for name, (size, _) in files.checksums(folder).items()}
     (folder / checkpoints.MANIFEST).write_text(json.dumps({"epoch": 1, "files": sizes}))
 
 
