@@ -104,13 +104,18 @@ class OpenRun:
             return None
         frequency, points = read_frequency(self.folder)
         frequency = np.pad(frequency, (0, num_labels - len(frequency)))
-        a, b = (self.meta["entry"][name] for name in "ab")
+        try:
+            a, b = (float(self.meta["entry"][name]) for name in "ab")
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged_meta(self.folder, error) from error
         return tail_bonus(self.tail_weight, weights_of(frequency, points, a=a, b=b))
 
     def load_data(self, data: str = "") -> training_data.TrainingData:
         """The run's data set; ``data`` says where it is now if it was moved."""
         if self.data is None:
-            kept, resolved = self.meta["data"]["folder"], self.meta["resolved"]
+            kept, resolved = self.meta["data"].get("folder"), self.meta["resolved"]
+            if not isinstance(kept, str):
+                raise _damaged_meta(self.folder, ValueError(f"data.folder is {kept!r}"))
             folder = data or (kept if Path(kept).exists() else resolved["data"])
             try:
                 dataset, entry, source = training_data.read_dataset(
@@ -158,9 +163,7 @@ def open_run(
         family = family_of(meta["resolved"])
         options = family.options(meta["resolved"])
     except (ValueError, TypeError, AttributeError) as error:
-        raise workdir.WorkdirError(
-            f"{folder / 'meta.json'} is damaged ({error}). {workdir.PUT_BACK}"
-        ) from error
+        raise _damaged_meta(folder, error) from error
     tail_weight = options.tail_weight if tail_weight is None else float(tail_weight)
     least, most = family.bounds.get("tail_weight", (-np.inf, None))
     if not least <= tail_weight <= (np.inf if most is None else most):
@@ -178,9 +181,7 @@ def open_run(
     try:
         system = run.system if run else family.open(options, folder, meta)
     except (KeyError, TypeError, AttributeError) as error:
-        raise workdir.WorkdirError(
-            f"{folder / 'meta.json'} is damaged ({error!r}). {workdir.PUT_BACK}"
-        ) from error
+        raise _damaged_meta(folder, error) from error
     shapes = system.weight_shapes(meta["num_labels"])
     if step is None:
         step, weights = checkpoints.restore_best(folder, shapes)
@@ -196,6 +197,12 @@ def open_run(
         tokenizer=tokenizers.load_tokenizer(folder / "tokenizer"),
         tail_weight=tail_weight,
         data=run.data if run else None,
+    )
+
+
+def _damaged_meta(folder: Path, error: Exception) -> workdir.WorkdirError:
+    return workdir.WorkdirError(
+        f"{folder / 'meta.json'} is damaged ({error!r}). {workdir.PUT_BACK}"
     )
 
 
