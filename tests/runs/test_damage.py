@@ -265,3 +265,28 @@ def test_a_flipped_bit_in_the_meta_data_is_told(copy, caplog):
     (copy / "meta.json").write_text(content.replace('"seed": 0', '"seed": 1'))
     predictor.load(copy)
     assert f"{copy / 'meta.json'} was changed since it was written" in caplog.text
+
+
+def test_rows_of_the_label_graph(own_data, tmp_path):
+    sizes = {"graph__neighbours": 4, "graph__tokens": 8, "phases": ((2, True, "pifa"),)}
+    config, run = tiny.frugal_config("eclare", own_data, **sizes), tmp_path / "run"
+    launch.start(config, run)
+    expected = predictor.load(run).predict(TEXTS)
+    names = ("graph_ids.bin", "graph_weights.bin", "info.json")
+    before = {name: (run / "features" / name).read_bytes() for name in names}
+    for with_checksums in (True, False):
+        if not with_checksums:
+            forget_checksums(run)
+        kind, said = (
+            (damage.flip, "{}: found other") if with_checksums else (damage.cut, "features")
+        )
+        for name in names:
+            kind(run / "features" / name)
+            with pytest.raises(ValueError, match=said.format(name)):
+                predictor.load(run)
+            (run / "features" / name).write_bytes(before[name])
+        for name in names:
+            kind(run / "features" / name)
+        launch.start(config, run)
+        assert {name: (run / "features" / name).read_bytes() for name in names} == before
+        assert predictor.load(run).predict(TEXTS) == expected

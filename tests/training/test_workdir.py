@@ -119,7 +119,7 @@ def test_the_checksums_of_what_was_written_before(tmp_path):
     assert workdir.damage(tmp_path, meta) is None
     (tmp_path / "tokenizer" / "tokenizer.json").write_text("[]")
     assert workdir.damage(tmp_path, meta, "labels") is None
-    said = f"{tmp_path}: tokenizer/tokenizer.json: found other bytes than were written"
+    said = f"{tmp_path}/tokenizer/tokenizer.json: found other bytes than were written"
     assert workdir.damage(tmp_path, meta) == said
     workdir.set_aside_damaged(tmp_path, meta)
     assert {"labels", "tokenizer.damaged"} < set(os.listdir(tmp_path))

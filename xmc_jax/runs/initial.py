@@ -22,7 +22,7 @@ def take_tokenizer(source: Path, folder: Path) -> None:
       WorkdirError: the source is not a work directory, or its tokenizer is damaged.
     """
     if problem := workdir.damage(source, workdir.read_meta(source), "tokenizer"):
-        raise workdir.WorkdirError(f"config.init_from={source}: {problem}.")
+        raise workdir.WorkdirError(f"config.init_from={source}: {problem}")
     with files.replacing_folder(folder / "tokenizer") as temporary:
         shutil.copytree(source / "tokenizer", temporary, dirs_exist_ok=True)
 

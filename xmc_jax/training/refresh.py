@@ -87,7 +87,7 @@ def damage(workdir: Path, epoch: int) -> str | None:
     except (OSError, ValueError) as error:
         return f"{folder / 'info.json'} cannot be read: {error}"
     problem = files.damage(folder, record)
-    return None if problem is None else f"{folder}: {problem}"
+    return None if problem is None else str(folder / problem)
 
 
 def load(workdir: Path, epoch: int) -> Refresh | None:

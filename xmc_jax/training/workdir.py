@@ -97,7 +97,7 @@ def damage(folder: Path, meta: dict[str, Any], *names: str) -> str | None:
         if not names or name.split("/")[0] in names
     }
     problem = files.damage(folder, record)
-    return None if problem is None else f"{folder}: {problem}"
+    return None if problem is None else str(folder / problem)
 
 
 def set_aside_damaged(folder: Path, meta: dict[str, Any]) -> None:
