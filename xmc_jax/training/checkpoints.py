@@ -229,10 +229,9 @@ def restore_weights(workdir: Path, step: int, like: Weights) -> Weights:
     try:
         return _whole_weights(_folder(workdir, step), like)
     except DamagedError as error:
-        sound = [s for s in steps(workdir) if _damage(_folder(workdir, s), "model/") is None]
-        raise DamagedError(
-            f"{error}. Sound checkpoints here: {[other for other in sound if other != step]} (--step)."
-        ) from error
+        others = [other for other in steps(workdir) if other != step]
+        sound = [s for s in others if _damage(_folder(workdir, s), "model/") is None]
+        raise DamagedError(f"{error}. Sound checkpoints here: {sound} (--step).") from error
 
 
 def _whole_weights(folder: Path, like: Weights) -> Weights:
