@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -21,6 +23,11 @@ from xmc_jax.data.texts import LineTexts
 FORMAT_VERSION = 1
 DESCRIPTION = "dataset.json"
 _TEXT_FILES = {"train": "train.txt", "test": "test.txt", "labels": "labels.txt"}
+_ARRAYS = (
+    *(f"{role}_offsets.npy" for role in _TEXT_FILES),
+    *(f"{role}_{name}" for role in ("train", "test") for name in ("labels.npz", "filter.npy")),
+)
+_KEYS = {"name": str, "digest": str, "notes": list, "files": dict}
 ADVICE = (
     "Choose another folder; that of copies made by training is the environment variable XMC_CACHE."
 )
@@ -109,14 +116,22 @@ def read_description(folder: Path) -> dict:
     """
     path = folder / DESCRIPTION
     try:
-        description = json.loads(path.read_text())
+        description = json.loads(path.read_text(encoding="utf-8"))
         version = description["format_version"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        unread = f"a description that cannot be read ({error!r})"
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        unread = f"a description that cannot be read ({error!r:.200})"
         raise problem(path, None, unread, "one written by this package", _AGAIN) from error
     if version != FORMAT_VERSION:
         expected = f"version {FORMAT_VERSION}"
-        raise problem(path, None, f"format version {version}", expected, _AGAIN)
+        raise problem(path, None, f"format version {version!r:.60}", expected, _AGAIN)
+    for key, kind in _KEYS.items():
+        if not isinstance(description.get(key), kind):
+            found = f"{key} = {description.get(key)!r:.60}"
+            raise problem(path, None, found, f"a {kind.__name__}", _AGAIN)
+    lacking = {*_TEXT_FILES.values(), *_ARRAYS} - description["files"].keys()
+    if lacking:
+        found = f"files without {', '.join(sorted(lacking))}"
+        raise problem(path, None, found, "all files of a data set", _AGAIN)
     return description
 
 
@@ -137,15 +152,15 @@ def load_canonical(layout: Layout) -> Dataset:
             expected = f"{size}, as written (it was changed)"
             raise problem(path, None, f"{now} bytes", expected, _AGAIN)
     texts = {
-        role: LineTexts(folder / name, offsets=np.load(folder / f"{role}_offsets.npy", "r"))
+        role: LineTexts(folder / name, offsets=_read(folder / f"{role}_offsets.npy", mmap_mode="r"))
         for role, name in _TEXT_FILES.items()
     }
     splits = {}
     for role in ("train", "test"):
-        matrix = sparse.load_npz(folder / f"{role}_labels.npz")
+        matrix = _read(folder / f"{role}_labels.npz", sparse.load_npz)
         matrix.data = np.ones(matrix.nnz, dtype=np.float32)
         matrix.has_canonical_format = True
-        pairs = np.load(folder / f"{role}_filter.npy")
+        pairs = _read(folder / f"{role}_filter.npy")
         splits[role] = Split(texts[role], csr_matrix(matrix), pairs)
         if len(texts[role]) != matrix.shape[0] or len(texts["labels"]) != matrix.shape[1]:
             expected = f"a matrix for {len(texts[role])} texts, {len(texts['labels'])} labels"
@@ -161,6 +176,14 @@ def load_canonical(layout: Layout) -> Dataset:
     )
 
 
+def _read(path: Path, load: Callable[..., Any] = np.load, **options: Any) -> Any:
+    try:
+        return load(path, **options)
+    except Exception as error:  # NumPy, SciPy and zipfile have many
+        found = f"an array that cannot be read ({error})"
+        raise problem(path, None, found, "one as it was written", _AGAIN) from error
+
+
 def copy_folder(layout: Layout, recipe: str, cache_root: str | os.PathLike[str] | None) -> Path:
     """Returns where the canonical form of a raw data set is kept: changes when its files do."""
     root = cache_root or files.cache_folder()
@@ -169,4 +192,4 @@ def copy_folder(layout: Layout, recipe: str, cache_root: str | os.PathLike[str] 
     for role, path in sorted(layout.files.items()):
         status = path.stat()
         state.update(f"{role} {path} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return Path(root).expanduser() / f"{layout.name}-{state.hexdigest()}"
+    return Path(os.path.expanduser(root)) / f"{layout.name}-{state.hexdigest()}"
