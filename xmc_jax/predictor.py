@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import numbers
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +22,7 @@ from absl import logging
 from xmc_jax import files
 from xmc_jax.contracts import Side, Tokens
 from xmc_jax.data.tokens import token_stores
+from xmc_jax.metrics.ranked_lists import cut_off
 from xmc_jax.runs import open_runs
 from xmc_jax.training.training_data import with_prefix
 
@@ -118,7 +118,7 @@ class Predictor:
         Scores are in [-1, 1], of concat in [-2, 2]; of a frugal classifier they are probabilities.
         A tail weight adds its part (a factor, of probabilities). A blank text has no labels.
         """
-        texts, k, head = _listed(texts), _whole(k), self._head(head)
+        texts, k, head = _listed(texts), cut_off(k), self._head(head)
         if vectors is None:
             vectors = self.encode(texts, head=head)
         elif np.ndim(vectors) != 2 or len(vectors) != len(texts):
@@ -226,12 +226,6 @@ def _unknown(labels: Iterable[str], known: Sequence[str]) -> list[str]:
     if len(added) < len(given):
         logging.info("%d new labels are known already, or repeated", len(given) - len(added))
     return added
-
-
-def _whole(k: Any) -> int:
-    if isinstance(k, bool) or not isinstance(k, numbers.Integral) or k < 1:
-        raise ValueError(f"k: found {k!r}; expected a whole number, 1 or more.")
-    return int(k)
 
 
 def _check_score(min_score: float | None) -> None:

@@ -230,7 +230,7 @@ def _read_text_matrix(path: Path) -> RawLabels:
 def _read_header(path: Path) -> tuple[int, int]:
     header = next(lines(path), b"")
     fields = header.split()
-    if len(fields) != 2 or not all(_WHOLE.fullmatch(field) for field in fields):
+    if len(fields) != 2 or not all(re.fullmatch(rb"\d{1,18}", field) for field in fields):
         raise problem(
             path,
             1,

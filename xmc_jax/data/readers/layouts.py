@@ -108,7 +108,7 @@ def detect(path: str | os.PathLike[str]) -> Layout:
         odd_names += odd
         if odd and _is_begun(kind, files):
             raise _odd(odd[0])
-        if files and not lacking:
+        if files and not (lacking or odd):
             if kind == OWN:
                 _require_read(path, {"test", "labels"} - files.keys())
             return Layout(kind, path, files)
