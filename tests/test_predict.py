@@ -285,7 +285,7 @@ def test_other_arguments_that_are_wrong(model):
         model.predict_ids(TEXTS, vectors=vectors[:, 1:])
     with pytest.raises(ValueError, match="min_score: found nan"):
         model.predict(TEXTS, min_score=float("nan"))
-    with pytest.raises(ValueError, match=r"head 'both': expected one of .*; no run has such a head"):
+    with pytest.raises(ValueError, match=r"head 'both': expected one of .*; no run has such"):
         model.predict(TEXTS, head="both")
     for wrong in (["a", None], [1], b"text"):
         with pytest.raises(

@@ -37,7 +37,7 @@ def not_python(path: str, error: SyntaxError) -> str:
     return (
         f"{path}, line {error.lineno}: found {(error.text or '').strip()[:60]!r}, which is no "
         f"Python ({error.msg}); expected a configuration. Data go behind the colon of one: "
-        f"--config=unidec:{path}"
+        f"--config=NAME:{path}"
     )
 
 

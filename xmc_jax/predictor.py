@@ -221,8 +221,10 @@ def _listed(texts: Iterable[str]) -> Sequence[str]:
 def _unknown(labels: Iterable[str], known: Sequence[str]) -> list[str]:
     """Those that are neither known nor blank, once each."""
     given = [text for text in _listed(labels) if text.strip()]
-    seen = {text.strip() for text in known}
-    added = [text for text in given if text.strip() not in seen and not seen.add(text.strip())]
+    new = {text.strip(): text for text in reversed(given)}  # the first of equal ones
+    for text in known:
+        new.pop(text.strip(), None)
+    added = list(reversed(new.values()))
     if len(added) < len(given):
         logging.info("%d new labels are known already, or repeated", len(given) - len(added))
     return added
@@ -298,7 +300,7 @@ def predict_file(
             _write_header(kept, (0, width))
         for texts in _blocks(lines, source):
             vectors = model.encode(texts, head=head)
-            if kept:
+            if kept and embeddings:
                 with files.naming(embeddings):
                     kept.write(np.ascontiguousarray(vectors, "<f4"))
                 rows += len(texts)

@@ -37,7 +37,7 @@ def parse_flags(argv: list[str]) -> list[str]:
 def _cause(error: Exception, argv: list[str]) -> str:
     """The message behind an error of the flags' parser."""
     if "has no attribute 'get_config'" in str(error):
-        return "the file of --config has no get_config: expected a configuration such as unidec.py"
+        return "the file of --config has no get_config: expected a configuration, as in configs/"
     if isinstance(error, (AttributeError, KeyError)):  # it names no flag
         given = [arg for arg in argv if arg.startswith("--config.")]
         reason = error.args[0]

@@ -126,12 +126,12 @@ def read_description(folder: Path) -> dict:
         raise problem(path, None, f"format version {version!r:.60}", expected, _AGAIN)
     for key, kind in _KEYS.items():
         if not isinstance(description.get(key), kind):
-            found = f"{key} = {description.get(key)!r:.60}"
-            raise problem(path, None, found, f"a {kind.__name__}", _AGAIN)
+            shown = f"{key} = {description.get(key)!r:.60}"
+            raise problem(path, None, shown, f"a {kind.__name__}", _AGAIN)
     lacking = {*_TEXT_FILES.values(), *_ARRAYS} - description["files"].keys()
     if lacking:
-        found = f"files without {', '.join(sorted(lacking))}"
-        raise problem(path, None, found, "all files of a data set", _AGAIN)
+        shown = f"files without {', '.join(sorted(lacking))}"
+        raise problem(path, None, shown, "all files of a data set", _AGAIN)
     return description
 
 
@@ -180,8 +180,8 @@ def _read(path: Path, load: Callable[..., Any] = np.load, **options: Any) -> Any
     try:
         return load(path, **options)
     except Exception as error:  # NumPy, SciPy and zipfile have many
-        found = f"an array that cannot be read ({error})"
-        raise problem(path, None, found, "one as it was written", _AGAIN) from error
+        shown = f"an array that cannot be read ({error})"
+        raise problem(path, None, shown, "one as it was written", _AGAIN) from error
 
 
 def copy_folder(layout: Layout, recipe: str, cache_root: str | os.PathLike[str] | None) -> Path:

@@ -100,8 +100,8 @@ def detect(path: str | os.PathLike[str]) -> Layout:
     if path.is_file():
         return _one_file(path)
     if not path.is_dir():
-        found = _kind_of(path) if os.path.lexists(path) else "no such file or folder"
-        raise DataError(f"{path}: found {found}; expected {EXPECTED}.")
+        shown = _kind_of(path) if os.path.lexists(path) else "no such file or folder"
+        raise DataError(f"{path}: found {shown}; expected {EXPECTED}.")
     missing, odd_names = [], []
     for kind, names in _NAMES.items():
         files, lacking, odd = _match(path, names)

@@ -160,7 +160,7 @@ def _read_labels(
     path: Path, place: TextPlace, notes: list[str]
 ) -> tuple[LineTexts, list[str] | None]:
     """Returns the lines, or the texts and the ids that JSON Lines have."""
-    ids = None
+    ids: list[str] | None = None
     if path.name.removesuffix(".gz").endswith(".txt"):
         texts, more = read_line_file(path, "labels", place, None)
     else:

@@ -13,13 +13,14 @@ from xmc_jax.data.readers.raw_files import problem
 from xmc_jax.data.readers.raw_readers import TextPlace
 from xmc_jax.data.texts import LineTexts
 
+# Without blanks and underscores.
 _ID_NAMES = frozenset(
-    "# id ids idx index nr no number key code codes uid label_id labelid label_code label_index "
-    "class_id category_id tag_id topic_id 编号 序号".split()
+    "# id ids idx index nr no number key code codes uid labelid labelids labelcode labelindex "
+    "classid categoryid tagid topicid 编号 序号".split()
 )
 _TEXT_NAMES = frozenset(
-    "label labels label_name label_names label_text label_texts labelname name names title titles "
-    "category categories class classes tag tags topic topics 标签".split()
+    "label labels labelname labelnames labeltext labeltexts name names title titles category "
+    "categories class classes tag tags topic topics 标签".split()
 )
 _SEPARATORS = (r"\t", ",", ";", r"\|")
 _NUMBER, _TEXT = r'"?(?P<id>\d+)"?', r"(?P<text>.+)"
@@ -65,19 +66,19 @@ def understand(
     lines = [text.strip() for text in texts]
     names = {str(name) for file in rows for name in file.names}
     by_text = not any(file.typed and are_ids(file) for file in rows) and names <= set(lines)
-    found = None
+    columns = None
     if ids is not None and not by_text:
-        found = _checked(path, lines, list(enumerate(ids, 1)), lines, names)
+        columns = _checked(path, lines, list(enumerate(ids, 1)), lines, names)
     elif not by_text:
-        found = _id_column(path, lines, names)
-    if found is None:
+        columns = _id_column(path, lines, names)
+    if columns is None:
         if _is_header(path, lines, names, by_text):
             notes.append(f"{path.name}: line 1 ({lines[0]}) is taken for a header")
             texts = _written(place, lines[1:])
         if not by_text and "0" not in names and "1" in names:
             notes.append(f"{path.name}: no row has id 0. {_ADVICE}")
         return texts, None
-    keys, labels, header = found
+    keys, labels, header = columns
     notes.append(
         f"{path.name}: each line has an id and a label"
         + (f"; line 1 ({' '.join(lines[0].split())}) is taken for a header" if header else "")
@@ -112,9 +113,9 @@ def line_numbers(rows: OwnRows, num_labels: int, label_path: Path) -> np.ndarray
     numbers = np.array([int(name) for name in rows.names], np.int64)
     if numbers.min() == 1 and numbers.max() == num_labels:
         line = int(rows.first_lines[numbers.argmax()])
-        found = f"label id {num_labels}, and no id 0: these ids count from 1"
+        shown = f"label id {num_labels}, and no id 0: these ids count from 1"
         advice = f"Write {label_path.name} with the ids, as 1<TAB>TEXT."
-        raise problem(rows.path, line, found, expected, advice)
+        raise problem(rows.path, line, shown, expected, advice)
     return numbers  # others that are out of range are found with their row
 
 
@@ -122,8 +123,8 @@ def json_id(row: object) -> str | None:
     """The id of a label in JSON Lines, if it has one."""
     if not isinstance(row, dict):
         return None
-    found = next((row[name] for name in ("id", "label_id", "code", "uid") if name in row), None)
-    return str(found) if isinstance(found, int | str) else None
+    key = next((row[name] for name in ("id", "label_id", "code", "uid") if name in row), None)
+    return str(key) if isinstance(key, int | str) else None
 
 
 def _is_number(name: str) -> bool:
@@ -137,13 +138,13 @@ def _key(name: str) -> str:
 
 def _id_column(
     path: Path, lines: Sequence[str], names: set[str]
-) -> tuple[list[str], list[str], bool] | None:
+) -> tuple[list[str], Sequence[str], bool] | None:
     """Returns ids, labels, and whether line 1 is a header; None where there are no ids."""
-    cells = [_bare(cell).casefold() for cell in re.split("[\t,;|]", lines[0])]
-    is_named = len(cells) > 1 and bool(_ID_NAMES & {cell.replace(" ", "_") for cell in cells})
+    cells = [_plain(cell) for cell in re.split("[\t,;|]", lines[0])]
+    is_named = len(cells) > 1 and bool(_ID_NAMES & set(cells))
     if is_named and len(cells) > 2:
-        found = f"columns named {', '.join(cells)}"
-        raise problem(path, 1, found, "two columns, an id and a label", _ADVICE)
+        shown = f"columns named {', '.join(cells)}"
+        raise problem(path, 1, shown, "two columns, an id and a label", _ADVICE)
     pattern = _named_pattern(cells, lines[0]) if is_named else _pattern(lines)
     if pattern is None:
         return None
@@ -177,8 +178,8 @@ def _checked(
     seen: set[str] = set()
     for number, key in ids:
         if key is None or _key(key) in seen:
-            found = repr(lines[number - 1][:60]) if key is None else f"id {key} a second time"
-            raise problem(path, number, found, "an id and a label, each id once", _ADVICE)
+            shown = repr(lines[number - 1][:60]) if key is None else f"id {key} a second time"
+            raise problem(path, number, shown, "an id and a label, each id once", _ADVICE)
         seen.add(_key(key))
     return keys, labels, header
 
@@ -187,7 +188,7 @@ def _named_pattern(cells: Sequence[str], header: str) -> str:
     """Where a header says which column is the id."""
     mark = re.escape(re.findall("[\t,;|]", header)[0])
     code = rf'"?(?P<id>[^{mark}]+?)"?'
-    is_first = cells[0].replace(" ", "_") in _ID_NAMES
+    is_first = cells[0] in _ID_NAMES
     return rf"{code}\s*{mark}\s*{_TEXT}" if is_first else rf"{_TEXT}\s*{mark}\s*{code}"
 
 
@@ -216,16 +217,15 @@ def _is_list(ids: Sequence[str | None], labels: Sequence[str]) -> bool:
 
 def _is_header(path: Path, lines: Sequence[str], names: set[str], by_text: bool) -> bool:
     """Whether line 1 names what stands below, and is no label; ids must not become others by it."""
-    first = lines[0].casefold().replace(" ", "_")
-    if first not in _TEXT_NAMES or lines[0] in names or len(lines) < 2:
+    if _plain(lines[0]) not in _TEXT_NAMES or lines[0] in names or len(lines) < 2:
         return False
     if by_text or not all(map(_is_number, names)):
         return True
     numbers = [int(name) for name in names if len(name) < _LONG]
     is_label = max(numbers, default=0) >= len(lines) - 1  # the ids need every line
     if is_label and min(numbers) > 0:
-        found = f"{lines[0]!r}, a label or a header: the data have ids from 1 to {max(numbers)}"
-        raise problem(path, 1, found, "a label with id 0", _ADVICE)
+        shown = f"{lines[0]!r}, a label or a header: the data have ids from 1 to {max(numbers)}"
+        raise problem(path, 1, shown, "a label with id 0", _ADVICE)
     return not is_label
 
 
@@ -235,6 +235,11 @@ def _bare(cell: str) -> str:
     if len(cell) > 1 and cell[0] == cell[-1] == '"':
         cell = cell[1:-1].replace('""', '"').strip()
     return cell
+
+
+def _plain(name: str) -> str:
+    """A column's name as it is compared."""
+    return re.sub(r"[\s_-]", "", _bare(name)).casefold()
 
 
 def _written(place: TextPlace, labels: Sequence[str]) -> LineTexts:

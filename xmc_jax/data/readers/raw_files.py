@@ -94,13 +94,13 @@ def open_binary(path: Path) -> BinaryIO:
         head = file.read(512)
     if head.startswith(_GZIP):
         return cast(BinaryIO, gzip.open(path))
-    found = next((name for start, name in _NO_TEXT.items() if head.startswith(start)), None)
+    other = next((name for start, name in _NO_TEXT.items() if head.startswith(start)), None)
     is_text = head.startswith(_UTF_16) or head.translate(None, _CONTROLS) == head
-    if path.suffix == ".gz" and not (found or is_text):
-        found = "no gzip file: its first bytes are others"
-    if found:
+    if path.suffix == ".gz" and not (other or is_text):
+        other = "no gzip file: its first bytes are others"
+    if other:
         advice = "Export it as text, or download it again."
-        raise problem(path, None, found, "text, or text in a gzip file", advice)
+        raise problem(path, None, other, "text, or text in a gzip file", advice)
     return open(path, "rb")
 
 

@@ -149,15 +149,15 @@ def _extend(ids: array.array, row: dict, path: Path, number: int) -> tuple[int, 
     advice = "Correct the line, or put trn_X_Y.txt and tst_X_Y.txt beside the files."
     if relevance is not None and relevance != []:
         if not isinstance(relevance, list) or not set(map(type, relevance)) <= {int, float}:
-            found, expected = (
+            shown, expected = (
                 f"target_rel {relevance!r:.60}",
                 "a list of numbers, one for each label",
             )
-            raise problem(path, number, found, expected, advice)
+            raise problem(path, number, shown, expected, advice)
         if isinstance(labels, list) and len(relevance) != len(labels):
-            found = f"{len(labels)} target_ind and {len(relevance)} target_rel"
+            shown = f"{len(labels)} target_ind and {len(relevance)} target_rel"
             expected = "a relevance for each label, or none"
-            raise problem(path, number, found, expected, advice)
+            raise problem(path, number, shown, expected, advice)
     try:
         if not isinstance(labels, list) or not set(map(type, labels)) <= {int}:
             raise TypeError  # True is 1 to an array
@@ -167,8 +167,8 @@ def _extend(ids: array.array, row: dict, path: Path, number: int) -> tuple[int, 
             labels, dropped = kept, len(labels) - len(kept)
         ids.extend(labels)
     except (TypeError, OverflowError) as error:
-        found, expected = f"target_ind {labels!r:.60}", "a list of label ids (whole numbers from 0)"
-        raise problem(path, number, found, expected, advice) from error
+        shown, expected = f"target_ind {labels!r:.60}", "a list of label ids (whole numbers from 0)"
+        raise problem(path, number, shown, expected, advice) from error
     return dropped, weighted
 
 
