@@ -296,7 +296,7 @@ FOUND = {"link": "a link to nowhere, which is not there", "pipe": "a pipe", "fol
     ["test.tsv", "test.csv.gz", "labels.txt", "labels.jsonl", "filter_labels_train.txt"],
 )
 def test_siblings_that_are_no_files(tmp_path, kind, name):
-    write(tmp_path / "train.tsv", "a\tb\n" * 9)
+    write(tmp_path / "train.tsv", "a\tb|c\n" * 9)
     odd(tmp_path / name, kind)
     refused(tmp_path, rf"{name}: found {FOUND[kind]}; expected a file\. Put the file there, or")
     if name.startswith("labels"):
@@ -328,7 +328,7 @@ def test_a_folder_called_like_a_bundled_set_is_used(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("XMC_DATA", raising=False)
     for name in ("wordnet-mini", "LF-WordNetTitles-Mini"):
-        write(tmp_path / name / "mine.tsv", "a\tb\n" * 9)
+        write(tmp_path / name / "mine.tsv", "a\tb|c\n" * 9)
         with pytest.raises(formats.DataError, match=rf"{name}: found only mine\.tsv"):
             formats.find_folder(name)
         with pytest.raises(formats.DataError, match=rf"{name}: found only mine\.tsv"):
