@@ -50,6 +50,11 @@ MINI = "--config=configs/unidec.py:wordnet-mini"
         ((MINI, "--config.batching=cluster"), "Did you mean 'clusters'?"),
         ((f"{MINI},loss=softmax",), "config.de.loss = 'softmax'"),
         ((MINI, "--config.stages=((1,'heads'),)"), "config.stages holds (1, 'heads'): expected"),
+        ((MINI, "--config.seed=-1"), "config.seed = -1: expected 0 to 9223372036854775807"),
+        ((MINI, f"--config.seed={10**30}"), f"config.seed = {10**30}: expected 0 to"),
+        ((MINI, "--config.temperatures.de=0"), "unknown field among --config.temperatures.de=0"),
+        (("--config=README.md:wordnet-mini",), "which is no Python"),
+        (("--config=xmc_jax/catalog.py",), "the file of --config has no get_config: expected"),
     ],
 )
 def test_wrong_configurations(flags, said, tmp_path):
@@ -79,3 +84,22 @@ def test_default_work_directory(arguments, name):
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tiny.ROOT, check=False)
     assert done.stdout.strip() == f"runs/{name}", done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["a=b.tsv", "a,b.tsv", "a,debug/c=d.tsv", "blank .tsv", "end.tsv "]
+)
+def test_odd_paths_behind_the_colon(tmp_path, name):
+    """The file is found, and what is wrong in it is said."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("one column\n")
+    for config in ("unidec", "frugal:astec"):
+        config += ":" if config == "unidec" else ","
+        flags = (f"--config={config}{path},debug", f"--workdir={tmp_path}/run")
+        done = tiny.run("train", *flags)
+        said = "found a file that ends in" if name.endswith(" ") else "line 1: found 1 columns"
+        assert done.returncode == 1 and f"{path}" in done.stderr and said in done.stderr
+    if not name.endswith(" "):
+        done = tiny.run("train", f"--config=unidec:{path} ", f"--workdir={tmp_path}/run")
+        assert f"{path}, line 1: found 1 columns" in done.stderr

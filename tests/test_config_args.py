@@ -75,3 +75,20 @@ def test_a_name_that_is_none_lists_those_that_are(name: str, hint: str) -> None:
     known = r"expected a file \(\.py\) or one of depsl, frugal, unidec"
     with pytest.raises(ValueError, match=f"no configuration '{name}': {known}{hint}"):
         find_file(name)
+
+
+def test_a_path_that_is_there_may_hold_commas_and_more(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a=b").mkdir()
+    for name in ("a=b/p,q.tsv", "x.tsv ", "y,debug", "loss=psl.tsv", " z"):
+        (tmp_path / name).touch()
+    for name in ("a=b/p,q.tsv", "x.tsv ", "y,debug", " z", f"{tmp_path}/a=b/p,q.tsv"):
+        assert parse(name, **DEFAULTS).to_dict() == DEFAULTS | {"data": name}
+        args = parse(f"{name},epochs=3,debug,hub=a=b/p,q.tsv", **DEFAULTS)
+        given = {"data": name, "epochs": 3, "debug": True, "hub": "a=b/p,q.tsv"}
+        assert args.to_dict() == DEFAULTS | given
+        assert parse(f"debug,data={name}", **DEFAULTS).data == name
+    assert parse("loss=psl.tsv", **DEFAULTS).loss == "psl.tsv"
+    assert parse("a=b/p,q.tsv , debug", **DEFAULTS).data == "a=b/p,q.tsv"
+    with pytest.raises(ValueError, match=r"unknown option 'a' in 'a=c,debug'"):
+        parse("a=c,debug", **DEFAULTS)

@@ -262,6 +262,99 @@ def test_the_cache_folder(monkeypatch):
         assert files.cache_folder() == Path(expected)
     monkeypatch.delenv("XMC_CACHE")
     assert files.cache_folder() == Path("/home/someone/.cache/xmc_jax")
+    for name, value in (("HOME", ""), ("XMC_CACHE", "~no-such-user/x")):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(OSError, match=r"no home folder .* XMC_CACHE to a folder"):
+            files.cache_folder()
+    monkeypatch.setenv("XMC_CACHE", "/big/disk")
+    assert files.cache_folder() == Path("/big/disk")
+
+
+def test_links_are_followed_and_rights_stay(tmp_path):
+    (tmp_path / "far").mkdir()
+    for name in ("there", "not_yet"):
+        target, link = tmp_path / "far" / name, tmp_path / name
+        link.symlink_to(target)
+        if name == "there":
+            target.write_text("old")
+            target.chmod(0o640)
+        with files.replacing(link) as file:
+            file.write("new")
+        assert link.is_symlink() and target.read_text() == "new"
+    assert (tmp_path / "far" / "there").stat().st_mode & 0o777 == 0o640
+    (tmp_path / "far" / "folder").mkdir()
+    (tmp_path / "folder").symlink_to(tmp_path / "far" / "folder")
+    for make in (files.replacing_folder, publish):
+        with make(tmp_path / "folder") as temporary:
+            (temporary / "new").touch()
+        assert (tmp_path / "folder").is_symlink() and names(tmp_path / "folder") == {"new"}
+        (tmp_path / "far" / "folder" / "new").unlink()
+    assert names(tmp_path / "far") == {"there", "not_yet", "folder"}
+
+
+def test_a_pipe_is_written_into(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for shared in (False, True):
+        with files.replacing(tmp_path / "pipe", binary=True, shared=shared) as file:
+            file.write(b"some")
+        assert os.read(reader, 10) == b"some" and files.is_special(tmp_path / "pipe")
+    with (
+        pytest.raises(files.WriteError, match=r"pipe cannot be written: Broken pipe\."),
+        files.replacing(tmp_path / "pipe") as file,
+    ):
+        os.close(reader)
+        file.write("nobody reads it")
+    assert names(tmp_path) == {"pipe"}
+    assert not any(map(files.is_special, (tmp_path, tmp_path / "none", files.__file__)))
+
+
+FULL = """
+import sys, numpy as np
+from xmc_jax import files
+for kind in sys.argv[2:]:
+    try:
+        if kind == "file":
+            with files.replacing(sys.argv[1], binary=True) as file:
+                file.write(bytes(1 << 17))
+        elif kind == "inner":
+            with files.replacing(sys.argv[1] + "2"), files.replacing(sys.argv[1]) as file:
+                file.write(" " * (1 << 17))
+        else:
+            with files.publishing_folder(sys.argv[1], whole=bool, advice="Do this.") as made:
+                np.save(made / "x.npy", np.zeros(1 << 16))
+    except files.WriteError as error:
+        print(error)
+"""
+
+
+def test_a_full_disk_is_named(tmp_path):
+    """A limit on the size of files stands for it."""
+    path = tmp_path / "x"
+    command = ["bash", "-c", 'ulimit -f 64; exec "$@"', "-", sys.executable, "-c", FULL, str(path)]
+    done = subprocess.run(
+        [*command, "file", "inner", "folder"], capture_output=True, text=True, check=True
+    )
+    file, inner, folder = done.stdout.splitlines()
+    assert file == inner == f"{path} cannot be written: File too large."
+    assert folder.startswith(f"{tmp_path} cannot be written: ") and folder.endswith(" Do this.")
+    assert not names(tmp_path)
+
+
+@pytest.mark.parametrize("jump", [10 * 365 * 86400, -10 * 365 * 86400])
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_clock_that_jumps_removes_nothing_that_is_being_written(
+    tmp_path, monkeypatch, jump, kind
+):
+    path, now = tmp_path / "made", time.time()
+    making = publish(path) if kind == "folder" else files.replacing_path(path, shared=True)
+    with making as slow:
+        (slow / "part" if kind == "folder" else slow).write_text("slow")
+        (tmp_path / ".made.dead.tmp").touch()
+        monkeypatch.setattr(time, "time", lambda: now + jump)
+        files.remove_stale(path)
+        assert names(tmp_path) == {slow.name}  # what nobody writes is gone
+    assert (path / "part" if kind == "folder" else path).read_text() == "slow"
 
 
 def test_the_module_needs_the_standard_library_alone():

@@ -23,7 +23,7 @@ ROOMS = {
     "predict": "predictor host",
     "prepare": "data.summaries data.readers host",
     "inspect_labels": "data.summaries data.readers host",
-    "predictor": "runs training data.readers data.tokens contracts files",
+    "predictor": "runs training data.readers data.tokens metrics contracts files",
     "runs": "systems training data.summaries data.readers data.tokens data metrics contracts files",
     "systems": "systems.unidec systems.frugal training models models.frugal models.encoders "
     "data.graph data.batching data.tokens data tables host contracts catalog files",

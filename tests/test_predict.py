@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -123,13 +124,20 @@ def test_exclude_same_text(model):
 
 
 def test_new_labels_by_text(trained, model, tmp_path, caplog):
-    new = ["quiet harp", "red apple"]  # the second is known already
+    new = ["quiet harp", " red apple", "quiet harp ", " ", "tall tree"]  # the second is known
     more = predictor.load(trained, new_labels=new)
     assert (
         "2 new labels have no classifier row: all labels are ranked by the DE head" in caplog.text
     )
-    assert more.heads == ("de",) and len(more.label_texts) == len(model.label_texts) + 2
-    assert more.num_known == len(model.label_texts)
+    assert more.heads == ("de",) and more.num_known == len(model.label_texts)
+    assert more.label_texts[more.num_known :] == ["quiet harp", "tall tree"]
+    every = [label for label, _ in more.predict(["red apple"], k=99)[0]]
+    assert len(every) == 66 and every.count("red apple") == every.count("quiet harp") == 1
+    assert predictor.load(trained, new_labels=["red apple"]).heads == model.heads  # none is new
+    with pytest.raises(
+        ValueError, match=r"one string, 'git', which is no file; expected a list of"
+    ):
+        predictor.load(trained, new_labels="git")
     (row,) = more.predict(["quiet harp"], k=1)
     assert row[0][0] == "quiet harp" and abs(row[0][1] - 1) < 1e-5
     labels = more.label_vectors()
@@ -260,3 +268,139 @@ def test_failure_on_the_way_leaves_no_output(model, texts, tmp_path, monkeypatch
     with pytest.raises(ValueError, match="on the way"):
         predictor.predict_file(model, str(texts), out, embeddings=vectors)
     assert [p.name for p in tmp_path.iterdir()] == ["texts.txt"]
+
+
+def test_texts_may_come_from_a_generator(model):
+    expected = model.predict(TEXTS, k=3)
+    assert model.predict((text for text in TEXTS), k=3) == expected
+    same = model.predict(iter(TEXTS), k=3, exclude_same_text=True)
+    assert [len(row) for row in same] == [3] * 4
+    np.testing.assert_array_equal(model.encode(text for text in TEXTS), model.encode(TEXTS))
+    assert model.predict(np.array(TEXTS), k=3) == model.predict(dict.fromkeys(TEXTS), k=3)
+
+
+@pytest.mark.parametrize("k", [None, "3", 1.5, 0, -1, True, float("nan")])
+def test_k_that_is_no_whole_number(model, k):
+    with pytest.raises(ValueError, match=r"k: found .*; expected a whole number, 1 or more"):
+        model.predict(TEXTS, k=k)
+    with pytest.raises(ValueError, match=r"k: found"):
+        model.predict_ids(TEXTS, k=k)
+
+
+def test_other_arguments_that_are_wrong(model):
+    assert model.predict(TEXTS, k=np.int64(2)) == model.predict(TEXTS, k=2)
+    vectors = model.encode(TEXTS)
+    for wrong in (vectors[:3], vectors[0], np.concatenate([vectors, vectors])):
+        with pytest.raises(ValueError, match=r"vectors have shape .*; expected \(4, \.\.\.\)"):
+            model.predict_ids(TEXTS, vectors=wrong)
+    with pytest.raises(ValueError, match=r"queries \(4, 31\) .*; expected \[n, 32\]"):
+        model.predict_ids(TEXTS, vectors=vectors[:, 1:])
+    with pytest.raises(ValueError, match="min_score: found nan"):
+        model.predict(TEXTS, min_score=float("nan"))
+    with pytest.raises(ValueError, match=r"head 'both': expected one of .*; no run has such"):
+        model.predict(TEXTS, head="both")
+    for wrong in (["a", None], [1], b"text"):
+        with pytest.raises(
+            ValueError, match=r"text \d \(counted from 0\) is .*; expected a string"
+        ):
+            model.predict(wrong)
+    with pytest.raises(ValueError, match="found one string"):
+        model.predict_ids("red apple")
+
+
+def test_min_score_and_head_of_the_binary(trained):
+    for flag, message in (
+        ("--min_score=nan", "min_score: found nan; expected a number"),
+        ("--head=both", "head 'both': expected one of ('concat', 'de', 'clf'); no run has such a"),
+    ):
+        done = tiny.run("predict", f"--workdir={trained}", flag, stdin="red apple\n")
+        assert done.returncode == 1 and message in done.stderr and done.stdout == ""
+
+
+@pytest.fixture
+def written(trained, texts):
+    """Starts ``predict`` into a path."""
+
+    def start(output, *flags):
+        return tiny.start(
+            "predict", f"--workdir={trained}", f"--input={texts}", f"--output={output}", *flags
+        )
+
+    return start
+
+
+def test_a_pipe_is_written_into(model, written, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = written(pipe, "--k=2")
+    lines = [json.loads(line) for line in pipe.read_text().splitlines()]
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert pipe.is_fifo() and [line["text"] for line in lines] == TEXTS
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["pipe", "texts.txt"]
+
+
+def test_links_are_followed(written, tmp_path):
+    for name in ("there", "not_yet"):
+        target, link = tmp_path / "far" / name, tmp_path / name
+        target.parent.mkdir(exist_ok=True)
+        if name == "there":
+            target.write_text("old")
+            target.chmod(0o600)
+        link.symlink_to(target)
+        process = written(link)
+        assert process.communicate()[1] is not None and process.returncode == 0
+        assert link.is_symlink() and len(read(target)) == 4
+    assert (tmp_path / "far" / "there").stat().st_mode & 0o777 == 0o600
+    assert sorted(p.name for p in (tmp_path / "far").iterdir()) == ["not_yet", "there"]
+
+
+def test_a_device_stays_a_device(model, written, tmp_path):
+    null, full = tmp_path / "null", tmp_path / "full"
+    try:
+        os.mknod(null, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        os.mknod(full, 0o666 | stat.S_IFCHR, os.makedev(1, 7))
+        full.open("w").close()
+    except OSError:
+        pytest.skip("only root makes devices")
+    process = written(null)
+    process.communicate()
+    assert process.returncode == 0 and null.is_char_device()
+    process = written(full)
+    _, err = process.communicate()
+    assert process.returncode == 1 and full.is_char_device()
+    assert err.splitlines()[-1] == f"{full} cannot be written: No space left on device."
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--output={folder}", "{folder} cannot be written: it is a folder."),
+        ("--embeddings={pipe}", "{pipe} cannot be written: a .npy file begins with"),
+        ("--embeddings={folder}/out", "{folder}/out cannot be written: it is to hold labels and"),
+    ],
+)
+def test_targets_that_cannot_be(flag, message, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    names = {"folder": tmp_path, "pipe": pipe}
+    flags = (f"--output={tmp_path}/out", flag.format(**names))
+    done = tiny.run("predict", "--workdir=nowhere", *flags, stdin="")
+    assert done.returncode == 1 and message.format(**names) in done.stderr
+    assert "nowhere" not in done.stderr
+
+
+def test_a_full_disk_names_the_file(trained, model, texts, tmp_path):
+    texts.write_text("red apple\n" * 700)
+    command = 'ulimit -f 64; exec "$@"'
+    arguments = ["-m", "xmc_jax.predict", f"--workdir={trained}", f"--input={texts}"]
+    for flag in ("output", "embeddings"):
+        target = tmp_path / flag
+        others = [f"--{flag}={target}"]
+        if flag == "embeddings":  # 90 KB of vectors, and 25 KB of labels
+            others += [f"--output={tmp_path / 'small'}", "--min_score=9"]
+        call = ["bash", "-c", command, "-", sys.executable, *arguments, *others]
+        done = subprocess.run(call, cwd=tiny.ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1] == f"{target} cannot be written: File too large."
+        assert [p.name for p in tmp_path.iterdir()] == ["texts.txt"]

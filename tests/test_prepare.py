@@ -159,6 +159,55 @@ def test_binary_says_what_is_wrong(tmp_path):
     assert done.returncode == 1 and "XMLRepository" in done.stderr
 
 
+def limited(blocks: int, module: str, *flags: str, **environment: str):
+    """Runs a binary that can write no file above so many KiB, as where the disk is full."""
+    command = ["bash", "-c", f'ulimit -f {blocks}; exec "$@"', "-", sys.executable, "-m"]
+    return subprocess.run(
+        [*command, f"xmc_jax.{module}", *flags],
+        cwd=tiny.ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_full_disk_while_preparing(tmp_path):
+    source, cache = tmp_path / "mine.tsv", tmp_path / "cache"
+    text = "word " * 100
+    source.write_text("".join(f"{text}{i}\tlabel {i % 9}\n" for i in range(10_000)))
+    done = limited(1024, "prepare", f"--input={source}", f"--output={tmp_path / 'made'}")
+    *_, message = done.stderr.splitlines()
+    assert done.returncode == 1 and message.startswith(f"{tmp_path} cannot be written: ")
+    assert "XMC_CACHE" in message and "Choose another folder" in message
+    flags = (f"--config=unidec:{source}", f"--workdir={tmp_path / 'run'}")
+    done = limited(1024, "train", *flags, XMC_CACHE=str(cache))
+    *_, message = done.stderr.splitlines()
+    assert done.returncode == 1 and message.startswith(f"{cache}/datasets cannot be written: ")
+    assert "XMC_CACHE" in message and "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "mine.tsv"]
+    assert [path.name for path in cache.rglob("*")] == ["datasets"]
+
+
+def test_where_the_cache_lies(tmp_path):
+    """``~`` is the home folder; without one the environment variable is asked for."""
+    source = tmp_path / "mine.tsv"
+    source.write_text("".join(f"{'word ' * 100}{i}\tlabel {i % 9}\n" for i in range(10_000)))
+    flags = (f"--config=unidec:{source}", f"--workdir={tmp_path / 'run'}")
+    home = {"HOME": str(tmp_path / "home"), "XMC_CACHE": "~/x"}
+    code = "from xmc_jax.data.readers import formats; import sys;"
+    code += "print(formats.ensure_canonical(sys.argv[1], text='title'))"
+    call = [sys.executable, "-c", code, str(source)]
+    environment = {**os.environ, **home, "PYTHONPATH": str(tiny.ROOT)}
+    done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert Path(done.stdout.strip()).parent == tmp_path / "home" / "x", done.stderr
+    assert not (tmp_path / "~").exists()
+    for homeless in ({"HOME": "", "XMC_CACHE": ""}, {"HOME": "", "XMC_CACHE": "~/x"}):
+        done = limited(6000, "train", *flags, **homeless)
+        assert done.returncode == 1 and "no home folder to keep data in" in done.stderr
+        assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()
+
+
 def test_binary_says_what_is_not_split_off(tmp_path):
     rows = [f"text {i % 667 if i < 667 else 0}\tlabel {i % 7}|b\n" for i in range(1000)]
     (tmp_path / "points.tsv").write_text("".join(rows))

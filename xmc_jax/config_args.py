@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,21 @@ def find_file(name: str) -> str:
     )
 
 
+def not_python(path: str, error: SyntaxError) -> str:
+    """What is said of a configuration file that Python cannot read."""
+    return (
+        f"{path}, line {error.lineno}: found {(error.text or '').strip()[:60]!r}, which is no "
+        f"Python ({error.msg}); expected a configuration. Data go behind the colon of one: "
+        f"--config=NAME:{path}"
+    )
+
+
 def parse(arg: str | None, **defaults: Any) -> ml_collections.ConfigDict:
     """Returns the defaults, overridden by what the text says.
 
     ``name=value`` sets an option, cast to the type of its default (str where that is None). The
     first part may be a bare value of the first default. The bare name of a bool option turns it on.
+    A text may have commas, ``=`` and blanks at its ends where it is the path of what is there.
 
     Args:
       arg: such as ``"wordnet-mini,loss=supcon,debug"``; None or "" changes nothing.
@@ -54,15 +65,36 @@ def parse(arg: str | None, **defaults: Any) -> ml_collections.ConfigDict:
         if not isinstance(default, (str, bool, int, float, type(None))):
             raise TypeError(f"default of {name}: found {type(default).__name__}, expected a scalar")
     values: dict[str, Any] = {}
-    parts = [part.strip() for part in (arg or "").split(",")]
-    for place, part in enumerate(parts):
-        if not part:
+    parts = (arg or "").split(",")
+    place = 0
+    while place < len(parts):
+        name, value, taken = _path_option(parts[place:], place, defaults)
+        if not taken and parts[place].strip():
+            name, value = _split(parts[place].strip(), place, arg, defaults)
+        place += max(taken, 1)
+        if not name:
             continue
-        name, value = _split(part, place, arg, defaults)
         if name in values:
             raise ValueError(f"option {name!r} is given twice in {arg!r}; give it once")
         values[name] = _cast(name, value, defaults[name])
     return ml_collections.ConfigDict({**defaults, **values})
+
+
+def _path_option(parts: list[str], place: int, defaults: dict[str, Any]) -> tuple[str, str, int]:
+    """An option that is the path of something there: name, path, and how many parts make it up."""
+    name, mark, begin = parts[0].partition("=")
+    name = name.strip()
+    if not (mark and name in defaults):
+        name, begin = next(iter(defaults), ""), parts[0]
+        if place or begin.strip() in defaults:
+            return "", "", 0
+    if isinstance(defaults.get(name, 0), (str, type(None))):
+        for taken in range(len(parts), 0, -1):
+            text = ",".join([begin, *parts[1:taken]])
+            for path in (text, text.strip()):
+                if path and os.path.lexists(os.path.expanduser(path)):
+                    return name, path, taken
+    return "", "", 0
 
 
 def _split(part: str, place: int, arg: str | None, defaults: dict[str, Any]) -> tuple[str, str]:

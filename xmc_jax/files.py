@@ -5,18 +5,22 @@ What was damaged since is found by its checksum (`damage`, `read_record`).
 
 `replacing` and `replacing_folder` have one writer at a time, whose leftovers of a kill the next one
 replaces. With ``shared=True``, and with `publishing_folder`, several processes may write the same
-thing at once: each has a temporary name of its own.
+thing at once: each has a temporary name of its own, locked while it writes. Links are followed, and
+a device or pipe is written into.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import glob
 import json
 import logging
 import os
 import secrets
 import shutil
+import stat
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -26,11 +30,51 @@ from typing import IO, Any
 
 _BLOCK_BYTES = 1 << 22
 _STALE_SECONDS = 6 * 3600  # frozen layers may be at one part of a store for an hour
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
+
+
+class WriteError(OSError):
+    """A file or folder could not be written; the message names it."""
 
 
 def cache_folder() -> Path:
-    """``$XMC_CACHE``, else a folder of the user's cache: canonical data sets and token stores."""
-    return Path(os.environ.get("XMC_CACHE") or "~/.cache/xmc_jax").expanduser()
+    """``$XMC_CACHE``, else a folder of the user's cache: canonical data sets and token stores.
+
+    Raises:
+      OSError: it would lie in the home folder, and there is none.
+    """
+    given = os.environ.get("XMC_CACHE") or "~/.cache/xmc_jax"
+    folder = os.path.expanduser(given)
+    if given.startswith("~") and (folder.startswith("~") or not os.environ.get("HOME", "unset")):
+        raise OSError(
+            f"{given}: found no home folder to keep data in. Set the environment variable "
+            "XMC_CACHE to a folder that can be written to."
+        )
+    return Path(folder)
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str], advice: str = "") -> Iterator[None]:
+    """Say what was being written when the disk got full or a reader left: the system does not.
+
+    Raises:
+      WriteError: in the place of such an `OSError`.
+    """
+    try:
+        yield
+    except WriteError:
+        raise
+    except OSError as error:
+        # NumPy gives a number of bytes, and no reason.
+        if error.errno not in _FULL and "written" not in str(error):
+            raise
+        raise _unwritten(path, error, advice) from error
+
+
+def _unwritten(path: str | os.PathLike[str], error: OSError, advice: str = "") -> WriteError:
+    wrong = WriteError(f"{path} cannot be written: {error.strerror or error}. {advice}".rstrip())
+    wrong.errno = error.errno
+    return wrong
 
 
 @contextlib.contextmanager
@@ -39,28 +83,48 @@ def replacing(
 ) -> Iterator[IO[Any]]:
     """Open a file under a temporary name; it takes the path's place if all goes well.
 
+    What is no regular file (a device, a pipe) is written into.
+
     Raises:
       OSError: it cannot be written; nothing half-written is left.
     """
-    with replacing_path(path, shared=shared) as temporary:
+    place = contextlib.nullcontext(Path(path)) if is_special(path) else None
+    with naming(path), place or replacing_path(path, shared=shared) as target:
         try:
-            file = temporary.open("wb") if binary else temporary.open("w", encoding="utf-8")
+            file = target.open("wb") if binary else target.open("w", encoding="utf-8")
         except OSError as error:
-            raise OSError(f"{path} cannot be written: {error.strerror}.") from error
+            raise _unwritten(path, error) from error
         with file:
             yield file
+
+
+def is_special(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a device, pipe or socket: its readers hold on to it, so it must stay."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _followed(path: str | os.PathLike[str]) -> Path:
+    """The end of a chain of links, so that a rename replaces the file and not the link."""
+    return Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
 
 
 @contextlib.contextmanager
 def replacing_path(path: str | os.PathLike[str], *, shared: bool = False) -> Iterator[Path]:
     """Give the temporary name itself, for a writer that opens its files by name."""
-    path = Path(path)
+    path = _followed(path)
     if shared:
         remove_stale(path)
     temporary = _own_name(path) if shared else path.with_name(f"{path.name}.tmp")
     try:
-        yield temporary
-        _sync(temporary)
+        with _locked(temporary, os.O_CREAT) if shared else contextlib.nullcontext():
+            yield temporary
+            _sync(temporary)
+        with contextlib.suppress(OSError):  # there is none yet
+            shutil.copymode(path, temporary)
         os.replace(temporary, path)
         _sync_names(path.parent)
     except BaseException:
@@ -200,7 +264,7 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
       OSError: it cannot be made; whatever the error, nothing half-written is left.
     """
-    path = Path(path)
+    path = _followed(path)
     temporary = path.with_name(f"{path.name}.tmp")
     _remove(temporary)  # a kill left it
     try:
@@ -229,7 +293,7 @@ def publishing_folder(
     Raises:
       OSError: it cannot be made, or the path holds something else.
     """
-    path = Path(path)
+    path = _followed(path)
     temporary = _own_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -238,8 +302,9 @@ def publishing_folder(
     except OSError as error:
         raise OSError(f"{path.parent} cannot be written to ({error.strerror}). {advice}") from error
     try:
-        yield temporary
-        _sync_all(temporary)
+        with naming(path.parent, advice), _locked(temporary):
+            yield temporary
+            _sync_all(temporary)
         try:
             os.rename(temporary, path)
         except OSError:
@@ -259,14 +324,45 @@ def set_aside(path: Path, suffix: str) -> None:
 
 
 def remove_stale(path: Path) -> None:
-    """Clear what killed processes left of a shared file or folder; a live one's is younger."""
+    """Clear what killed processes left of a shared file or folder; a live one's is locked.
+
+    It is younger, too, for file systems without locks; of clocks that jump the lock knows nothing.
+    """
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         try:
             times = [entry.stat().st_mtime for entry in [leftover, *leftover.glob("*")]]
         except OSError:  # renamed or removed meanwhile: it was a live one
             continue
-        if time.time() - max(times) > _STALE_SECONDS:
+        if abs(time.time() - max(times)) > _STALE_SECONDS and not _is_locked(leftover):
             _remove(leftover)
+
+
+@contextlib.contextmanager
+def _locked(temporary: Path, flags: int = 0) -> Iterator[None]:
+    """Hold a lock on what is being written; a kill lets go of it."""
+    handle = os.open(temporary, os.O_RDONLY | flags, 0o666)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _is_locked(leftover: Path) -> bool:
+    try:
+        handle = os.open(leftover, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(handle)
 
 
 def unlink(path: Path) -> None:

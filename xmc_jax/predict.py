@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
         predictor.check_files(_INPUT.value, _OUTPUT.value, _EMBEDDINGS.value)
         loaded = predictor.load(
             Path(_WORKDIR.value),
-            new_labels=_NEW_LABELS.value or None,
+            new_labels=Path(_NEW_LABELS.value) if _NEW_LABELS.value else None,
             kind=_INDEX.value,
             step=_STEP.value,
             tail_weight=_TAIL.value,

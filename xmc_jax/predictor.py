@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,12 +20,13 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from xmc_jax import files
 from xmc_jax.contracts import Side, Tokens
 from xmc_jax.data.readers import own_rows
 from xmc_jax.data.readers.decoding import STANDARD_INPUT, Decoder
 from xmc_jax.data.readers.reading import AS_FOUND, Reading
 from xmc_jax.data.tokens import token_stores
-from xmc_jax.files import replacing
+from xmc_jax.metrics.ranked_lists import cut_off
 from xmc_jax.runs import open_runs
 from xmc_jax.training.training_data import with_prefix
 
@@ -43,8 +45,9 @@ def load(
 
     Args:
       workdir: work directory of a run; nothing else is needed.
-      new_labels: label texts (or a file of them, one a line) to be added, blank ones left out. They
-        have no classifier row, so a run that has new labels ranks all labels with the DE head.
+      new_labels: label texts (or a file of them, one a line) to be added; blank, known and repeated
+        ones are left out. They have no classifier row, so a run that has new labels ranks all
+        labels with the DE head.
       kind: index: exact, hnsw or ivf.
       step: a checkpoint; default the one chosen on held-out rows.
       tail_weight: t: labels are ranked by score + t ln w_l, w_l the inverse propensity, so that
@@ -53,7 +56,13 @@ def load(
 
     Raises:
       WorkdirError, CheckpointError: not a work directory, no sound checkpoint.
+      ValueError: new_labels is a text, and no file.
     """
+    if isinstance(new_labels, str) and not os.path.isfile(new_labels):
+        raise ValueError(
+            f"new_labels: found one string, {new_labels[:60]!r}, which is no file; expected a list "
+            "of label texts, [text], or a file of them."
+        )
     opened = open_runs.open_run(Path(workdir), step=step, tail_weight=tail_weight)
     return Predictor(opened, new_labels=new_labels, kind=kind)
 
@@ -75,7 +84,7 @@ class Predictor:
         if new_labels is not None:
             if isinstance(new_labels, (str, Path)):
                 new_labels = list(read_texts(new_labels))
-            added = [text for text in new_labels if text.strip()]
+            added = _unknown(new_labels, known)
         self.num_known = len(known)
         self.label_texts: Sequence[str] = [*known, *added] if added else known
         tokens = self._tokens(self.label_texts, "label", keep=not added)
@@ -95,17 +104,18 @@ class Predictor:
         """Vectors of the labels, ``[L, w]``, in the order of ids."""
         return self._ranker.label_vectors(self._head(head))
 
-    def encode(self, texts: Sequence[str], *, head: str | None = None) -> np.ndarray:
+    def encode(self, texts: Iterable[str], *, head: str | None = None) -> np.ndarray:
         """Vectors of texts, ``[n, v]`` (of UniDEC ``v`` is d, and 2 d for concat).
 
         Scores are their dot products with `label_vectors`, and the tail weight's part; of a frugal
         classifier the vectors are features for labels and for clusters, side by side.
         """
-        return self._ranker.query_vectors(self._tokens(texts, "query"), None, self._head(head))
+        tokens = self._tokens(_listed(texts), "query")
+        return self._ranker.query_vectors(tokens, None, self._head(head))
 
     def predict_ids(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
         k: int = 10,
         head: str | None = None,
@@ -117,9 +127,14 @@ class Predictor:
         Scores are in [-1, 1], of concat in [-2, 2]; of a frugal classifier they are probabilities.
         A tail weight adds its part (a factor, of probabilities). A blank text has no labels.
         """
-        head = self._head(head)
+        texts, k, head = _listed(texts), cut_off(k), self._head(head)
         if vectors is None:
             vectors = self.encode(texts, head=head)
+        elif np.ndim(vectors) != 2 or len(vectors) != len(texts):
+            raise ValueError(
+                f"vectors have shape {np.shape(vectors)}; expected ({len(texts)}, ...), a row for "
+                "each text, as `encode` gives them."
+            )
         # A data set may hold one text under several ids: all of them are left out.
         extra = self._most_repeated() if exclude_same_text else 0
         scores, ids = self._ranker.search(vectors, head, k + extra)
@@ -133,7 +148,7 @@ class Predictor:
 
     def predict(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
         k: int = 10,
         head: str | None = None,
@@ -143,12 +158,17 @@ class Predictor:
         """Label texts and scores of texts, best first.
 
         Args:
-          texts: any texts.
-          k: labels a text, at most.
+          texts: any texts; a generator is read once.
+          k: labels a text, at most; 1 or more.
           head: one of ``heads``; default the first.
           min_score: labels that score less are left out.
           exclude_same_text: leave out labels with the text's own words.
+
+        Raises:
+          ValueError: one string in the place of texts, k that is no whole number above 0, a
+            min_score that is not a number, a head that the run does not have.
         """
+        _check_score(min_score)
         ids, scores = self.predict_ids(texts, k=k, head=head, exclude_same_text=exclude_same_text)
         return [
             [(label["text"], label["score"]) for label in row]
@@ -164,8 +184,6 @@ class Predictor:
 
     def _tokens(self, texts: Sequence[str], side: Side, *, keep: bool = False) -> Tokens:
         """Of texts; ``keep`` what it costs to read them, for the next time."""
-        if isinstance(texts, str):  # its letters would be taken for texts
-            raise ValueError(f"found one string, {texts[:40]!r}; expected a list of texts: [text].")
         form, read = self._run.options.text_form, self._run.system.read
         tokens = token_stores.encode(
             with_prefix(form, texts, side),
@@ -198,17 +216,56 @@ class Predictor:
         return same
 
 
-def check_files(source: str, *targets: str) -> None:
+def _listed(texts: Iterable[str]) -> Sequence[str]:
+    """Texts that can be read twice."""
+    if isinstance(texts, str):  # its letters would be taken for texts
+        raise ValueError(f"found one string, {texts[:40]!r}; expected a list of texts: [text].")
+    texts = list(texts)
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"text {row} (counted from 0) is {text!r:.80}; expected a string.")
+    return texts
+
+
+def _unknown(labels: Iterable[str], known: Sequence[str]) -> list[str]:
+    """Those that are neither known nor blank, once each."""
+    given = [text for text in _listed(labels) if text.strip()]
+    new = {text.strip(): text for text in reversed(given)}  # the first of equal ones
+    for text in known:
+        new.pop(text.strip(), None)
+    added = list(reversed(new.values()))
+    if len(added) < len(given):
+        logging.info("%d new labels are known already, or repeated", len(given) - len(added))
+    return added
+
+
+def _check_score(min_score: float | None) -> None:
+    if min_score is not None and not min_score == min_score:
+        raise ValueError("min_score: found nan; expected a number, or None for all labels.")
+
+
+def check_files(source: str, target: str, embeddings: str = "") -> None:
     """Try what can be tried before labels are embedded, which may take minutes.
 
     Raises:
-      OSError: the source cannot be read, or the folder of a target is not there.
+      OSError: the source cannot be read, a target is a folder or in none, or the vectors cannot be
+        written there.
     """
-    if source != "-":
+    if source != "-" and not files.is_special(source):  # a pipe is opened once
         open(source, "rb").close()
-    for target in targets:
-        if target not in ("", "-") and not Path(target).absolute().parent.is_dir():
-            raise OSError(f"{target} cannot be written: there is no such folder.")
+    for path in (target, embeddings):
+        if path in ("", "-"):
+            continue
+        if Path(path).is_dir():
+            raise OSError(f"{path} cannot be written: it is a folder.")
+        if not Path(os.path.realpath(path)).parent.is_dir():
+            raise OSError(f"{path} cannot be written: there is no such folder.")
+    if embeddings and files.is_special(embeddings):
+        raise OSError(
+            f"{embeddings} cannot be written: a .npy file begins with what is known last."
+        )
+    if embeddings and os.path.realpath(embeddings) == os.path.realpath(target):
+        raise OSError(f"{target} cannot be written: it is to hold labels and vectors at once.")
 
 
 def predict_file(
@@ -241,26 +298,34 @@ def predict_file(
     Raises:
       DataError: a file of rows is broken, or its column of texts is not known.
       OSError: a file cannot be read or written; nothing half-written is left.
+      ValueError: as `Predictor.predict`.
     """
+    _check_score(min_score)
+    check_files(source, target, embeddings or "")
     with contextlib.ExitStack() as stack:
         lines = read_texts(source, text_column=text_column, encoding=encoding, kept=model.reading)
-        out = sys.stdout if target == "-" else stack.enter_context(replacing(target))
-        kept = stack.enter_context(replacing(embeddings, binary=True)) if embeddings else None
+        out = sys.stdout if target == "-" else stack.enter_context(files.replacing(target))
+        kept = None
+        if embeddings:
+            kept = stack.enter_context(files.replacing(embeddings, binary=True))
         rows = 0
         if kept:
             width = model.encode([], head=head).shape[1]
             _write_header(kept, (0, width))
         for texts in _blocks(lines):
             vectors = model.encode(texts, head=head)
-            if kept:
-                kept.write(np.ascontiguousarray(vectors, "<f4"))
+            if kept and embeddings:
+                with files.naming(embeddings):
+                    kept.write(np.ascontiguousarray(vectors, "<f4"))
                 rows += len(texts)
             ids, scores = model.predict_ids(
                 texts, k=k, head=head, exclude_same_text=exclude_same_text, vectors=vectors
             )
-            for text, labels in zip(texts, _rows(model, ids, scores, min_score)):
-                labels = [{**label, "score": round(label["score"], 6)} for label in labels]
-                out.write(json.dumps({"text": text, "labels": labels}, ensure_ascii=False) + "\n")
+            with contextlib.nullcontext() if target == "-" else files.naming(target):
+                for text, labels in zip(texts, _rows(model, ids, scores, min_score)):
+                    labels = [{**label, "score": round(label["score"], 6)} for label in labels]
+                    row = {"text": text, "labels": labels}
+                    out.write(json.dumps(row, ensure_ascii=False) + "\n")
         if kept:
             kept.seek(0)
             _write_header(kept, (rows, width))  # NumPy leaves room for a longer first axis

@@ -29,7 +29,11 @@ class _Named(flags.ArgumentParser):
     def parse(self, argument: str) -> Any:
         """The configuration of ``FILE.py:OPTIONS`` or ``NAME:OPTIONS``."""
         name, colon, options = argument.partition(":")
-        return self._of_files.parse(config_args.find_file(name) + colon + options)
+        path = config_args.find_file(name)
+        try:
+            return self._of_files.parse(path + colon + options)
+        except SyntaxError as error:
+            raise ValueError(config_args.not_python(path, error)) from error
 
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -71,7 +75,7 @@ def main(argv: list[str]) -> None:
 def _default_workdir() -> str:
     """``runs/unidec-wordnet-mini`` for ``--config=configs/unidec.py:wordnet-mini``."""
     path, _, options = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
-    clean = "".join(c if c.isalnum() or c in ".=-_" else "-" for c in options)
+    clean = "".join(c if c.isalnum() or c in ".=-_" else "-" for c in options.strip())
     return str(Path("runs") / "-".join(filter(None, [Path(path).stem, clean])))
 
 

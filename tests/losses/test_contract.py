@@ -398,3 +398,14 @@ def test_shapes_that_do_not_fit(name):
         loss(np.zeros((2, 3)), np.zeros((2, 3)), where=np.ones(4, bool))
     with pytest.raises(ValueError, match=r"weights has shape \(3,\)"):
         loss(np.zeros((2, 3)), np.zeros((2, 3)), weights=np.ones(3))
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 4), (0, 0), (0,), (2, 0, 3), (2, 3, 0)])
+@pytest.mark.parametrize("reduce_fn", [jnp.mean, jnp.sum, None])
+@pytest.mark.parametrize("name", LOSSES)
+def test_an_empty_pool_or_batch_gives_zero(name, reduce_fn, shape):
+    scores = jnp.zeros(shape)
+    loss = lambda scores: LOSSES[name].loss(scores, jnp.zeros(shape), reduce_fn=reduce_fn)
+    value = loss(scores)
+    assert value.shape == (shape[:-1] if reduce_fn is None else ()) and not value.any()
+    assert jax.grad(lambda scores: loss(scores).sum())(scores).shape == shape

@@ -167,3 +167,21 @@ def test_bad_arguments():
         psl(x, z, y.T)
     with pytest.raises(ValueError, match="the same d"):
         psl(x[:, :3], z, y)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.0, -0.05, float("nan"), np.float64(0)])
+def test_a_temperature_that_is_not_above_zero(temperature):
+    x, z, targets, _ = make_batch()
+    with pytest.raises(ValueError, match=r"temperature is .*; it must be above 0"):
+        losses.pick_some_labels_loss(x, z, targets, temperature=temperature)
+
+
+@every_label_loss
+@pytest.mark.parametrize(("num_queries", "num_labels"), [(3, 0), (0, 4), (0, 0)])
+def test_empty_pools(label_loss, num_queries, num_labels):
+    x, z = jnp.zeros((num_queries, D)), jnp.zeros((num_labels, D))
+    targets = jnp.zeros((num_queries, num_labels))
+    loss = lambda x: losses.pick_some_labels_loss(
+        x, z, targets, temperature=0.1, label_loss=label_loss
+    )
+    assert loss(x) == 0 and not jax.grad(loss)(x).any()

@@ -248,7 +248,7 @@ def test_warns_only_where_too_shallow() -> None:
         ([[0, 1], [2, 5]], {}, r"predictions\[1, 1\]: found label 5, expected below 5"),
         ([[0, 1], [2, 2]], {}, r"predictions\[1\]: found a label twice"),
         ([[0, 1]], {}, r"expected \[2, K\]"),
-        ([[0, 1], [2, 3]], {"ks": (0,)}, "cut-offs"),
+        ([[0, 1], [2, 3]], {"ks": (0,)}, "k: found 0"),
         ([[0, 1], [2, 3]], {"inverse_propensity": np.ones(4)}, r"expected \(5,\)"),
         ([[0, 1], [2, 3]], {"filter_pairs": np.array([[0, 1], [2, 0]])}, r"filter_pairs\[1\]"),
         ([[0, 1], [2, 3]], {"filter_pairs": np.array([0, 1])}, r"expected \[F, 2\]"),
@@ -386,3 +386,21 @@ def test_size_of_amazontitles_131k() -> None:
     )
     assert time.process_time() - start < 30  # about 2 s where nothing else runs
     assert 0.8 < found["P@1"] < 1.2  # one hit among 100 ranks in each row
+
+
+@pytest.mark.parametrize("k", [None, "3", 1.5, 0, -1, True, float("nan")])
+def test_cut_offs_are_whole_numbers(k):
+    predictions, truth = np.array([[0, 1], [1, 0]]), csr([[0], [1]], 3)
+    zeros = np.zeros(3, int)
+    for call in (
+        lambda: metrics.evaluate(predictions, truth, ks=(1, k)),
+        lambda: metrics.evaluate_bins(predictions, truth, zeros, frequency=zeros, k=k),
+        lambda: metrics.rank(np.zeros((2, 2)), predictions, k),
+    ):
+        with pytest.raises(ValueError, match=r"k: found .*; expected a whole number, 1 or more"):
+            call()
+    for ks in (None, 5, "135"):
+        with pytest.raises(ValueError, match=r"ks: found .*; expected cut-offs"):
+            metrics.evaluate(predictions, truth, ks=ks)
+    both = metrics.evaluate(predictions, truth, ks=np.array([2, 1]))
+    assert both == metrics.evaluate(predictions, truth, ks=(1, 2))

@@ -49,7 +49,7 @@ def parse_flags(argv: list[str]) -> list[str]:
         sys.exit(0)
     try:
         left = flags.FLAGS(argv)
-    except (flags.Error, AttributeError) as error:
+    except (flags.Error, AttributeError, KeyError) as error:
         sys.exit(f"{_cause(error, argv)}\nSee --help.")
     if len(left) > 1:
         sys.exit(f"unexpected arguments: {left[1:]}; flags begin with --. See --help.")
@@ -58,9 +58,13 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 def _cause(error: Exception, argv: list[str]) -> str:
     """The message behind an error of the flags' parser."""
-    if isinstance(error, AttributeError):  # ml_collections names the field, not the flag
+    if "has no attribute 'get_config'" in str(error):
+        return "the file of --config has no get_config: expected a configuration, as in configs/"
+    if isinstance(error, (AttributeError, KeyError)):  # it names no flag
         given = [arg for arg in argv if arg.startswith("--config.")]
-        reason = error.args[0].args[0] if isinstance(error.args[0], KeyError) else error
+        reason = error.args[0]
+        while isinstance(reason, Exception):
+            reason = reason.args[0]
         return f"unknown field among {' '.join(given)}: {reason}"
     if "Traceback" not in str(error):
         return str(error)

@@ -39,7 +39,7 @@ def pick_some_labels_loss(
       query_embeddings: ``[..., Q, d]``; normalised for a dual encoder, raw for a classifier.
       label_embeddings: ``[..., P, d]`` embeddings or classifier rows of the pool.
       targets: ``[..., Q, P]`` targets in [0, 1], exact for the whole pool.
-      temperature: tau; divides the scores.
+      temperature: tau > 0; divides the scores.
       label_loss: a loss of this package, called as
         ``label_loss(scores, targets, where=where, reduce_fn=reduce_fn)``; bind its options with
         ``functools.partial``.
@@ -54,7 +54,8 @@ def pick_some_labels_loss(
       negatives only) do not enter that side's mean.
 
     Raises:
-      ValueError: shapes do not fit; query_weight outside [0, 1]; reduce_fn=None with two sides.
+      ValueError: shapes do not fit; query_weight outside [0, 1] or temperature not above 0, as
+        Python numbers; reduce_fn=None with two sides.
 
     >>> import jax.numpy as jnp
     >>> from xmc_jax import losses
@@ -66,6 +67,8 @@ def pick_some_labels_loss(
     static = isinstance(query_weight, int | float)
     if static and not 0 <= query_weight <= 1:
         raise ValueError(f"query_weight is {query_weight}; it must be in [0, 1].")
+    if isinstance(temperature, int | float) and not temperature > 0:
+        raise ValueError(f"temperature is {temperature}; it must be above 0.")
     scores = _scores(query_embeddings, label_embeddings, targets, temperature)  # [..., Q, P]
     if where is not None:
         where = jnp.broadcast_to(jnp.asarray(where), scores.shape)

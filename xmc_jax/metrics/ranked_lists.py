@@ -5,13 +5,22 @@ Rows are worked off in blocks, so memory beyond inputs and results does not grow
 
 from __future__ import annotations
 
+import numbers
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
 _BLOCK_ENTRIES = 4_000_000  # predictions in one block: about 200 MB of temporaries
+
+
+def cut_off(k: Any) -> int:
+    """Returns k as an int; a ValueError if it is no whole number of at least 1."""
+    if isinstance(k, bool) or not isinstance(k, numbers.Integral) or k < 1:
+        raise ValueError(f"k: found {k!r}; expected a whole number, 1 or more.")
+    return int(k)
 
 
 def rank(scores: np.ndarray, ids: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -27,7 +36,7 @@ def rank(scores: np.ndarray, ids: np.ndarray, k: int) -> tuple[np.ndarray, np.nd
       ``([M, k] scores, [M, k] ids)`` in the types given.
 
     Raises:
-      ValueError: shapes that differ, or a NaN beside a real id.
+      ValueError: shapes that differ, a NaN beside a real id, or k below 1.
 
     Example:
       >>> rank(np.array([[0.5, 0.9, 0.5]]), np.array([[7, 2, 3]]), 2)[1].tolist()
@@ -37,6 +46,7 @@ def rank(scores: np.ndarray, ids: np.ndarray, k: int) -> tuple[np.ndarray, np.nd
         raise ValueError(
             f"rank: found scores {scores.shape}, ids {ids.shape}, expected both [M, m]"
         )
+    k = cut_off(k)
     out_scores = np.full((len(ids), k), -np.inf, scores.dtype)
     out_ids = np.full((len(ids), k), -1, ids.dtype)
     width = min(k, ids.shape[1])
@@ -157,8 +167,10 @@ def check_inputs(predictions: np.ndarray, truth: sp.csr_matrix, ks: Sequence[int
         )
     if not np.issubdtype(predictions.dtype, np.signedinteger):
         raise ValueError(f"predictions: found {predictions.dtype}, expected signed label ids")
-    if not ks or min(ks) < 1:
-        raise ValueError(f"ks: found {list(ks)}, expected cut-offs of at least 1")
+    if not ks:
+        raise ValueError("ks: found none, expected cut-offs of at least 1")
+    for k in ks:
+        cut_off(k)
 
 
 def check_pairs(pairs: np.ndarray | None, shape: tuple[int, int]) -> np.ndarray:

@@ -6,7 +6,7 @@ NumPy and SciPy only; rows are worked off in blocks, so temporary memory does no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import scipy.sparse as sp
@@ -19,6 +19,7 @@ from xmc_jax.metrics.ranked_lists import (
     check_inputs,
     check_pairs,
     check_unique,
+    cut_off,
     hits_by_block,
     pair_keys,
     positives,
@@ -82,7 +83,9 @@ def evaluate(
       >>> evaluate(np.array([[3, 1], [2, 1]]), truth, ks=(1, 2))["P@2"]
       50.0
     """
-    ks = sorted({int(k) for k in ks})
+    if not isinstance(ks, Iterable) or isinstance(ks, str):
+        raise ValueError(f"ks: found {ks!r}; expected cut-offs, such as (1, 3, 5).")
+    ks = sorted({cut_off(k) for k in ks})
     check_inputs(predictions, truth, ks)
     pairs = check_pairs(filter_pairs, truth.shape)
     warn_if_shallow(predictions, pairs, max(ks), truth.shape[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import urllib.parse
@@ -161,7 +162,7 @@ def resolve_folder(folder_or_hub_name: str | Path) -> Path:
       ValueError: no such folder, no such model on the hub, or no network.
     """
     name = str(folder_or_hub_name)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.is_dir():
         return path
     is_hub_name = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name)

@@ -60,6 +60,7 @@ BOUNDS: Bounds = {  # at least, at most
     "held_out_share": (0, 0.99),
     "held_out_rows": (0, None),
     "tail_weight": (-10, 10),
+    "seed": (0, 2**63 - 1),
     "encoder.dim": (1, None),
     "encoder.token_scale": (1e-6, None),
     "encoder.dropout": (0, 0.99),

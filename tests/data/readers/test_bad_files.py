@@ -117,7 +117,7 @@ def test_label_matrix_repairs(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("trn_X_Y.txt", "0:1\n", r"trn_X_Y\.txt, line 1: found '0:1\\n'; expected a header"),
+        ("trn_X_Y.txt", "0:1\n", r"trn_X_Y\.txt, line 1: found '0:1'; expected a header"),
         ("trn_X_Y.txt", "", r"trn_X_Y\.txt, line 1: found ''"),
         ("trn_X_Y.txt", "4 4\n0:1\n", r"trn_X_Y\.txt, line 2: found 1 rows; expected 4"),
         ("trn_X_Y.txt", "1 4\n0:1\n1:1\n", r"trn_X_Y\.txt, line 3: found 2 rows; expected 1"),

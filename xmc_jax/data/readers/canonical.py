@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from scipy import sparse
@@ -24,8 +23,12 @@ from xmc_jax.data.texts import LineTexts
 
 FORMAT_VERSION = 1
 DESCRIPTION = "dataset.json"
-_ENTRIES = {"name": str, "digest": str, "notes": list, "files": dict}  # that are read
 _TEXT_FILES = {"train": "train.txt", "test": "test.txt", "labels": "labels.txt"}
+_ARRAYS = (
+    *(f"{role}_offsets.npy" for role in _TEXT_FILES),
+    *(f"{role}_{name}" for role in ("train", "test") for name in ("labels.npz", "filter.npy")),
+)
+_KEYS = {"name": str, "digest": str, "notes": list, "files": dict}
 ADVICE = (
     "Choose another folder; that of copies made by training is the environment variable XMC_CACHE."
 )
@@ -134,16 +137,20 @@ def read_description(folder: Path) -> dict:
     try:
         description = files.read_record(path)
         version = description["format_version"]
-        known = version == FORMAT_VERSION
-        for name, kind in _ENTRIES.items() if known else ():
-            if not isinstance(description.get(name), kind):
-                raise ValueError(f"{name!r} is {description.get(name)!r}")
-    except (OSError, ValueError, KeyError) as error:
-        unread = f"a description that cannot be read ({error!r})"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        unread = f"a description that cannot be read ({error!r:.200})"
         raise problem(path, None, unread, "one written by this package", AGAIN) from error
     if version != FORMAT_VERSION:
         expected = f"version {FORMAT_VERSION}"
-        raise problem(path, None, f"format version {version}", expected, AGAIN)
+        raise problem(path, None, f"format version {version!r:.60}", expected, AGAIN)
+    for key, kind in _KEYS.items():
+        if not isinstance(description.get(key), kind):
+            shown = f"{key} = {description.get(key)!r:.60}"
+            raise problem(path, None, shown, f"a {kind.__name__}", AGAIN)
+    lacking = {*_TEXT_FILES.values(), *_ARRAYS} - description["files"].keys()
+    if lacking:
+        shown = f"files without {', '.join(sorted(lacking))}"
+        raise problem(path, None, shown, "all files of a data set", AGAIN)
     return description
 
 
@@ -202,9 +209,9 @@ def load_canonical(layout: Layout) -> Dataset:
 def _read(path: Path, read: Callable[[Path], Any]) -> Any:
     try:
         return read(path)
-    except (OSError, ValueError, KeyError, EOFError, AttributeError, BadZipFile) as error:
-        unread = f"what cannot be read ({error})"
-        raise problem(path, None, unread, "the file as it was written", AGAIN) from error
+    except Exception as error:  # NumPy, SciPy and zipfile have many
+        shown = f"an array that cannot be read ({error})"
+        raise problem(path, None, shown, "one as it was written", AGAIN) from error
 
 
 def copy_folder(
@@ -217,4 +224,4 @@ def copy_folder(
     for role, path in sorted(layout.files.items()):
         status = path.stat()
         state.update(f"{role} {path} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return Path(root).expanduser() / f"{layout.name}-{state.hexdigest()}"
+    return Path(os.path.expanduser(root)) / f"{layout.name}-{state.hexdigest()}"

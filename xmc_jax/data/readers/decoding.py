@@ -184,7 +184,8 @@ def with_decoder(
     decoder = Decoder(path, reading.encoding)
     try:
         result = read(decoder)
-    except DataError:
-        decoder.check()  # many odd bytes explain whatever else is wrong
+    except DataError as error:
+        if not isinstance(error.__cause__, BROKEN):
+            decoder.check()  # many odd bytes explain whatever else is wrong
         raise
     return result, decoder.check()

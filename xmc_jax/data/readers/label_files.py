@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
+import re
 import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from scipy import sparse
 from scipy.sparse import csr_matrix
 
-from xmc_jax.data.readers.raw_files import line_blocks, listed, open_binary, problem
+from xmc_jax.data.readers.raw_files import line_blocks, listed, problem
 
 _NEWLINE, _SPACE, _COLON = 10, 32, 58
 _BLOCK_ROWS = 1 << 16
+_WHOLE = re.compile(rb"[+-]?\d{1,18}")  # int() would also take 0_1, and thousands of digits
 
 
 @dataclasses.dataclass
@@ -138,13 +143,21 @@ def read_label_matrix(path: Path) -> RawLabels:
 
 def _read_npz(path: Path) -> RawLabels:
     try:
-        matrix = sparse.load_npz(path).tocsr()
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        _check_arrays(path)
+        matrix = sparse.load_npz(path)
+        if matrix.ndim != 2:
+            raise ValueError(f"shape {matrix.shape}")
+        if matrix.format in ("csc", "bsr"):  # ids of a csr are checked later, with their row
+            matrix.check_format(full_check=True)
+        matrix = matrix.tocsr()
+        if matrix.indptr[0] != 0 or (np.diff(matrix.indptr) < 0).any():
+            raise ValueError("indptr goes down")
+    except Exception as error:  # NumPy, SciPy and zipfile have many
         raise problem(
             path,
             None,
             f"a file SciPy cannot read ({error})",
-            "a sparse matrix written by scipy.sparse.save_npz",
+            "a sparse matrix [rows, labels] written by scipy.sparse.save_npz",
             "Download it again, or write it again.",
         ) from error
     dropped, weighted = 0, int(np.count_nonzero((matrix.data > 0) & (matrix.data != 1)))
@@ -156,12 +169,40 @@ def _read_npz(path: Path) -> RawLabels:
     return RawLabels(path, matrix.indices, indptr, matrix.shape[1], None, dropped, weighted)
 
 
+def _check_arrays(path: Path) -> None:
+    """Looks at types and sizes, from which SciPy would make ids of 0.9 zeros, before it reads.
+
+    Raises:
+      ValueError: other than numbers, ids that are not whole, or more entries than cells.
+    """
+    with zipfile.ZipFile(path) as archive, np.load(path, allow_pickle=False) as arrays:
+        for name in archive.namelist():
+            with archive.open(name) as file:
+                size, dtype = _array_header(file)
+            kinds = {"data": "biuf", "format": "SU", "_is_array": "b"}.get(name[:-4], "iu")
+            if dtype.kind not in kinds:
+                raise ValueError(f"{name} of {dtype}")
+            if name == "data.npy" and arrays["format"].item() not in (b"dia", "dia"):
+                rows, columns = arrays["shape"].tolist()
+                if size > rows * columns:
+                    raise ValueError(f"{size} entries for {rows} x {columns} cells")
+
+
+def _array_header(file: IO[bytes]) -> tuple[int, np.dtype]:
+    """Returns how many values a .npy file holds, and of what type."""
+    old = np.lib.format.read_magic(file) == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return math.prod(shape), dtype
+
+
 def _read_text_matrix(path: Path) -> RawLabels:
-    num_rows, num_labels = _read_header(path)
+    blocks = line_blocks(path)
+    _, first = next(blocks, (1, b""))
+    header, _, rows = first.partition(b"\n")
+    num_rows, num_labels = _sizes(path, header.removesuffix(b"\r"))
     ids, counts_of_blocks, odd = [], [], np.zeros(2, np.int64)
-    for number, block in line_blocks(path):
-        if number == 1:
-            number, block = 2, block[block.index(b"\n") + 1 :]
+    for number, block in itertools.chain([(2, rows)], blocks):
         parsed = _parse_block(block)
         if parsed is None:
             parsed = _parse_lines(path, number, block)
@@ -188,11 +229,9 @@ def _read_text_matrix(path: Path) -> RawLabels:
     return RawLabels(path, indices, indptr, num_labels, lambda row: row + 2, dropped, weighted)
 
 
-def _read_header(path: Path) -> tuple[int, int]:
-    with open_binary(path) as file:
-        header = file.readline().removeprefix(b"\xef\xbb\xbf")
+def _sizes(path: Path, header: bytes) -> tuple[int, int]:
     fields = header.split()
-    if len(fields) != 2 or not all(field.isdigit() for field in fields):
+    if len(fields) != 2 or not all(re.fullmatch(rb"\d{1,18}", field) for field in fields):
         raise problem(
             path,
             1,
@@ -263,12 +302,14 @@ def _parse_lines(path: Path, number: int, block: bytes) -> tuple[np.ndarray, np.
         for token in line.partition(b"#")[0].split():
             first, colon, second = token.partition(b":")
             try:
+                if not _WHOLE.fullmatch(first) or b"_" in second:
+                    raise ValueError
                 label, value = int(first), float(second) if colon else 1.0
             except ValueError:
                 raise problem(
                     path,
                     number,
-                    repr(token.decode("latin-1")),
+                    repr(token[:60].decode("latin-1")),
                     "'id:value' with a whole number before the colon",
                     "Correct the line.",
                 ) from None
@@ -300,7 +341,9 @@ def read_filter_pairs(
         starts, ends = _token_starts(block)
         counts = np.diff(np.searchsorted(starts, ends), prepend=0)
         numbers = _numbers(block) if np.isin(counts, (0, 2)).all() else None
-        if numbers is None or len(numbers) != len(starts) or (numbers % 1 != 0).any():
+        with np.errstate(invalid="ignore"):
+            whole = numbers is not None and (np.abs(numbers) < 1e18) & (numbers % 1 == 0)
+        if numbers is None or len(numbers) != len(starts) or not np.all(whole):
             raise _bad_pair(path, number, block)
         pairs = numbers.astype(np.int64).reshape(-1, 2)
         wrong = (pairs < 0).any(1) | (pairs[:, 0] >= num_rows) | (pairs[:, 1] >= num_labels)
@@ -325,13 +368,9 @@ def read_filter_pairs(
 def _bad_pair(path: Path, number: int, block: bytes) -> ValueError:
     for offset, line in enumerate(block.split(b"\n")):
         fields = line.split()
-        if fields and not (len(fields) == 2 and all(_is_whole(field) for field in fields)):
+        if fields and not (len(fields) == 2 and all(map(_WHOLE.fullmatch, fields))):
             number, shown = number + offset, line[:60].decode("latin-1")
             break
     else:
         shown = "something that is not a number"
     return problem(path, number, repr(shown), "two whole numbers, 'row label'", "Correct the line.")
-
-
-def _is_whole(field: bytes) -> bool:
-    return field.removeprefix(b"-").isdigit()

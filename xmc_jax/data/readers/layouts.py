@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from xmc_jax import catalog
-from xmc_jax.data.readers.raw_files import DataError
+from xmc_jax.data.readers.raw_files import DataError, problem
 
 CANONICAL, JSON, LINES, OWN = "canonical", "json", "lines", "own"
 _OWN_SUFFIXES = (".jsonl", ".json", ".tsv", ".csv")
@@ -96,15 +96,19 @@ def detect(path: str | os.PathLike[str]) -> Layout:
       DataError: nothing there that is known, or some of a layout's files are missing, or people's
         own data has a file of labels or test rows that is not read.
     """
-    path = Path(os.path.abspath(Path(path).expanduser()))  # not resolve(): a link's name counts
+    path = Path(os.path.abspath(os.path.expanduser(path)))  # not resolve(): a link's name counts
     if path.is_file():
         return _one_file(path)
     if not path.is_dir():
-        raise DataError(f"{path}: found no such file or folder; expected {EXPECTED}.")
-    missing = []
+        shown = _kind_of(path) if os.path.lexists(path) else "no such file or folder"
+        raise DataError(f"{path}: found {shown}; expected {EXPECTED}.")
+    missing, odd_names = [], []
     for kind, names in _NAMES.items():
-        files, lacking = _match(path, names)
-        if files and not lacking:
+        files, lacking, odd = _match(path, names)
+        odd_names += odd
+        if odd and _is_begun(kind, files):
+            raise _odd(odd[0])
+        if files and not (lacking or odd):
             if kind == OWN:
                 _require_read(path, {"test", "labels"} - files.keys())
             return Layout(kind, path, files)
@@ -113,6 +117,8 @@ def detect(path: str | os.PathLike[str]) -> Layout:
                 f"{', '.join(file.name for file in files.values())}; but "
                 f"no {' and no '.join(lacking)}"
             )
+    if odd_names and not missing:
+        raise _odd(odd_names[0])
     raise DataError(f"{path}: found {_describe(path, missing)}; expected {EXPECTED}.{_page(path)}")
 
 
@@ -121,6 +127,20 @@ def holds_data(path: Path) -> bool:
     return path.is_dir() and any(
         _is_begun(kind, _match(path, names)[0]) for kind, names in _NAMES.items()
     )
+
+
+def _odd(path: Path) -> DataError:
+    advice = "Put the file there, or remove what is in its place."
+    return problem(path, None, _kind_of(path), "a file", advice)
+
+
+def _kind_of(path: Path) -> str:
+    """What lies under a name that should be a file."""
+    if path.is_symlink() and not path.exists():
+        return f"a link to {os.readlink(path)}, which is not there"
+    if path.is_dir():
+        return "a folder"
+    return "a pipe" if path.is_fifo() else "a device or socket"
 
 
 def _is_begun(kind: str, files: dict[str, Path]) -> bool:
@@ -139,10 +159,10 @@ def find_folder(name_or_folder: str | os.PathLike[str], data_dir: str | None = N
     name = os.fspath(name_or_folder)
     entry = catalog.find(name)
     wanted = {Path(name).name, *((entry.name, *entry.aliases) if entry else ())}
-    given = Path(name).expanduser()
+    given = Path(os.path.expanduser(name))
     looked: list[Path] = []
     if data_dir:
-        root = Path(data_dir).expanduser()
+        root = Path(os.path.expanduser(data_dir))
         looked.append(root)
         if root.is_file():
             return root
@@ -151,15 +171,16 @@ def find_folder(name_or_folder: str | os.PathLike[str], data_dir: str | None = N
     else:
         if given.is_file() or holds_data(given):
             return given
-        root = Path(os.environ.get("XMC_DATA") or "data").expanduser()
+        root = Path(os.path.expanduser(os.environ.get("XMC_DATA") or "data"))
         looked += [given, root]
     folder = _below(root, wanted)
     if folder is not None:
         return folder
+    called_so = root if data_dir else given
+    if called_so.name in wanted and os.path.lexists(called_so):
+        detect(called_so)  # raises, naming what is there
     if entry is not None and entry.name in BUNDLED:
         return BUNDLED[entry.name]
-    if given.is_dir() and not data_dir:
-        detect(given)  # raises, naming what is there
     raise DataError(_not_found(name, entry, looked))
 
 
@@ -168,7 +189,8 @@ def _below(root: Path, names: set[str]) -> Path | None:
         return None
     wanted = {name.casefold() for name in names}
     for folder in sorted(root.iterdir()):
-        if folder.name.casefold() in wanted and (folder.is_dir() or _is_own(folder)):
+        is_link = folder.is_symlink() and not folder.exists()
+        if folder.name.casefold() in wanted and (folder.is_dir() or is_link or _is_own(folder)):
             return folder
     return None
 
@@ -196,15 +218,20 @@ def _page(path: Path) -> str:
     return "" if entry is None else f" The files are offered by: {entry.source}."
 
 
-def _match(root: Path, names: dict[str, tuple[str, ...]]) -> tuple[dict[str, Path], list[str]]:
-    files, lacking = {}, []
+def _match(
+    root: Path, names: dict[str, tuple[str, ...]]
+) -> tuple[dict[str, Path], list[str], list[Path]]:
+    """Returns the files by role, names that are missing, and what is there but is no file."""
+    files, lacking, odd = {}, [], []
     for role, candidates in {**names, **_optional(_FILTERS)}.items():
         path = _first(root, candidates)
-        if path is not None:
+        if path is not None and path.is_file():
             files[role.removesuffix("?")] = path
+        elif path is not None:
+            odd.append(path)
         elif not role.endswith("?"):
             lacking.append(" or ".join(candidates))
-    return files, lacking
+    return files, lacking, odd
 
 
 def _optional(names: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -212,13 +239,17 @@ def _optional(names: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
 
 
 def _first(root: Path, names: tuple[str, ...]) -> Path | None:
+    """Returns the file of the best name, else what has one of the names and is no file."""
+    odd = None
     for name in names:  # a better name in a folder below comes first
         for folder in _SUBFOLDERS:
             for suffix in ("", ".gz"):
                 path = root / folder / (name + suffix)
                 if path.is_file():
                     return path
-    return None
+                if odd is None and os.path.lexists(path):
+                    odd = path
+    return odd
 
 
 def _is_own(path: Path) -> bool:
@@ -235,6 +266,8 @@ def _one_file(path: Path) -> Layout:
     labels = _first(path.parent, _NAMES[OWN]["labels?"])
     if labels is None:
         _require_read(path.parent, {"labels"}, but=path)
+    elif not labels.is_file():
+        raise _odd(labels)
     elif labels != path:
         files["labels"] = labels
     return Layout(OWN, path, files)
@@ -245,7 +278,7 @@ def _require_read(folder: Path, roles: set[str], but: Path | None = None) -> Non
     for path in sorted(folder.iterdir()):
         role, _, ending = path.name.lower().partition(".")
         is_data = ending.partition(".")[0] in _DATA_ENDINGS  # also labels.txt.zip, not test.py
-        if role in roles and is_data and path.is_file() and path != but:
+        if role in roles and is_data and path != but:
             names = ", ".join(_NAMES[OWN][f"{role}?"])
             raise DataError(
                 f"{path}: found a file of {'labels' if role == 'labels' else 'test rows'} whose "

@@ -10,10 +10,11 @@ import numpy as np
 
 from xmc_jax.data import splits
 from xmc_jax.data.dataset import Dataset, Split, make_dataset
-from xmc_jax.data.readers import label_files, own_checks
+from xmc_jax.data.readers import label_files, own_checks, own_labels
 from xmc_jax.data.readers.decoding import Decoder, with_decoder
 from xmc_jax.data.readers.label_files import RawLabels
 from xmc_jax.data.readers.layouts import Layout
+from xmc_jax.data.readers.own_labels import are_ids
 from xmc_jax.data.readers.own_rows import OwnRows, read_rows
 from xmc_jax.data.readers.raw_files import problem
 from xmc_jax.data.readers.raw_readers import TextPlace, json_rows, read_line_file
@@ -93,7 +94,12 @@ def _number_labels(
     label_path, merged = layout.files.get("labels"), place.reading.merge_labels
     key = own_checks.fold if merged else str.strip
     if label_path is not None:
-        texts = _read_labels(label_path, place, notes)
+        texts, codes = _read_labels(label_path, place, notes)
+        by_id = None
+        if place.reading.version > 1:
+            texts, by_id = own_labels.understand(
+                texts, codes, label_path, rows.values(), place, notes, key
+            )
         notes += own_checks.twins_note(label_path.name, texts, merged=merged)
         known: dict[str, int] = {}
         first = np.array([known.setdefault(key(text), i) for i, text in enumerate(texts)])
@@ -101,12 +107,14 @@ def _number_labels(
             repeated = len(texts) - len(known)
             notes.append(f"{label_path.name}: {repeated} label texts stand there more than once")
         numbers = {
-            role: _look_up(file, known, label_path, key, place.reading)
+            role: _look_up(file, known, label_path, key, place.reading, len(texts))
+            if by_id is None
+            else _look_up(file, by_id, label_path, str, place.reading)
             for role, file in rows.items()
         }
         if merged:  # ids too; those out of range are reported later
             numbers = {
-                role: np.where(ids < len(first), first[ids % len(first)], ids)
+                role: np.where((ids >= 0) & (ids < len(first)), first[ids % len(first)], ids)
                 for role, ids in numbers.items()
             }
         return texts, numbers
@@ -114,7 +122,7 @@ def _number_labels(
     ids = {}
     for role, file in rows.items():
         _check_separators(file)
-        if _are_ids(file):
+        if are_ids(file):
             only_ids = f"labels that are ids ({file.names[0]}), and no label file"
             line = int(file.first_lines[0])
             raise problem(file.path, line, only_ids, "label texts, or a label file", _ID_ADVICE)
@@ -142,23 +150,9 @@ def _no_labels(rows: OwnRows) -> Exception:
     )
 
 
-def _are_ids(rows: OwnRows) -> bool:
-    if rows.typed:
-        return any(isinstance(name, int) for name in rows.names)
-    return bool(rows.names) and all(_is_number(str(name)) for name in rows.names)
-
-
-def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdigit()
-
-
 def _check_separators(rows: OwnRows) -> None:
     """Refuses ids with something else than a bar between them, which would be one label each."""
-    if (
-        rows.typed
-        or _are_ids(rows)
-        or not all(_ID_LIST.fullmatch(str(name)) for name in rows.names)
-    ):
+    if rows.typed or are_ids(rows) or not all(_ID_LIST.fullmatch(str(name)) for name in rows.names):
         return
     first = next((i for i, name in enumerate(rows.names) if not str(name).isdigit()), None)
     if first is None:  # no labels at all
@@ -179,26 +173,25 @@ def _look_up(
     label_path: Path,
     key: Callable[[str], str],
     reading: Reading,
+    num_lines: int | None = None,
 ) -> np.ndarray:
-    """Returns the id of each label name of a file, by text (its ``key``) or by number."""
-    by_text = [known.get(key(name), -1) if isinstance(name, str) else -1 for name in rows.names]
-    if -1 in by_text and _are_ids(rows):
-        # Out of range is reported later, by row, as for every other layout.
-        numbers = (min(max(int(name), -1), 2**62) for name in rows.names)
-        return np.fromiter(numbers, dtype=np.int64, count=len(rows.names))
-    if -1 in by_text:
+    """Returns the number of each label name, as its key is known, or else (if given) by line."""
+    numbers = [known.get(key(str(name)), -1) for name in rows.names]
+    if num_lines is not None and are_ids(rows) and (rows.typed or -1 in numbers):
+        return own_labels.line_numbers(rows, num_lines, label_path)
+    if -1 in numbers:
         _check_separators(rows)
         if reading.version > 1 and not own_checks.holds_several([rows]):
             own_checks.check_separator(rows, reading)
-        first = by_text.index(-1)
+        first = numbers.index(-1)
         raise problem(
             rows.path,
             int(rows.first_lines[first]),
-            f"label {rows.names[first]!r}",
-            f"a label text of {label_path.name}",
+            f"label {rows.names[first]!r:.60}",
+            f"a label text{'' if num_lines else ' or id'} of {label_path.name}",
             "Add it there, correct it, or leave the label file out.",
         )
-    return np.array(by_text, dtype=np.int32)
+    return np.array(numbers, dtype=np.int32)
 
 
 def _make_split(
@@ -219,25 +212,33 @@ def _make_split(
     return Split(rows.texts, matrix, pairs)
 
 
-def _read_labels(path: Path, place: TextPlace, notes: list[str]) -> LineTexts:
+def _read_labels(
+    path: Path, place: TextPlace, notes: list[str]
+) -> tuple[LineTexts, list[str] | None]:
+    """Returns the lines, or the texts and the ids that JSON Lines have."""
+    ids: list[str] | None = None
     if path.name.removesuffix(".gz").endswith(".txt"):
         texts, more = read_line_file(path, "labels", place, None)
     else:
-        texts, more = with_decoder(
+        (texts, ids), more = with_decoder(
             path, lambda decoder: _json_labels(decoder, place), place.reading
         )
     notes += more
     if len(texts) == 0:
         raise problem(path, None, "no labels", "one label text a line", "Fill the file.")
-    return texts
+    return texts, ids
 
 
-def _json_labels(decoder: Decoder, place: TextPlace) -> LineTexts:
+def _json_labels(decoder: Decoder, place: TextPlace) -> tuple[LineTexts, list[str] | None]:
+    ids = []
     with place.writer("labels") as writer:
         for line, row in json_rows(decoder):
             text = row.get("text", row.get("title")) if isinstance(row, dict) else row
             if not isinstance(text, str):
                 expected = 'a string or {"text": "..."}'
-                raise problem(decoder.path, line, repr(row)[:60], expected, "Correct the line.")
+                raise problem(decoder.path, line, f"{row!r:.60}", expected, "Correct the line.")
             writer.append(text)
-        return writer.close()
+            key = own_labels.json_id(row)
+            ids += [] if key is None else [key]
+        texts = writer.close()
+    return texts, ids if len(ids) == len(texts) else None

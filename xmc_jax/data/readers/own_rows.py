@@ -241,7 +241,7 @@ def read_rows(path: Path, role: str, place: TextPlace) -> OwnRows:
     """Reads a file by its ending.
 
     Raises:
-      DataError: broken rows (the first 20), ids mixed with texts, no rows; with file and line.
+      DataError: broken rows, ids mixed with texts, no rows; with file and line.
     """
     rows, notes = with_decoder(
         path,

@@ -3,58 +3,78 @@
 from __future__ import annotations
 
 import codecs
+import collections
 import gzip
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 _MARK = codecs.BOM_UTF8
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _BLOCK_BYTES = 1 << 24
-_MOST_BAD_ROWS = 20
+_SHOWN_BAD_ROWS = 3
 BROKEN = (EOFError, gzip.BadGzipFile, zlib.error)
+_GZIP = b"\x1f\x8b"
+_HEAD_BYTES = 512
+_CONTROLS = bytes({*range(32)} - set(b"\t\n\x0b\x0c\r\x1a\x1c\x1d\x1e\x1f"))
+_NO_TEXT = {
+    b"PK\x03\x04": "a zip file (a spreadsheet is one)",
+    b"\xfd7zXZ\x00": "an xz file",
+    b"BZh91AY&SY": "a bzip2 file",
+    b"\x28\xb5\x2f\xfd": "a zstd file",
+    b"PAR1\x15": "a Parquet file",
+}
 
 
 class DataError(ValueError):
-    """A data file is missing, broken, or does not fit the others."""
+    """A data file is missing, broken, or does not fit the others.
+
+    Attributes:
+      expected: what was expected; errors of rows are counted by it.
+    """
+
+    expected = ""
 
 
 def problem(path: Path, line: int | None, found: str, expected: str, advice: str) -> DataError:
     """Returns the error that names file, line, what was found, what was expected, what to do."""
     where = str(path) if line is None else f"{path}, line {line}"
-    return DataError(f"{where}: found {found}; expected {expected}. {advice}")
+    error = DataError(f"{where}: found {found}; expected {expected}. {advice}")
+    error.expected = expected
+    return error
 
 
 class BadRows:
-    """Errors of single rows, collected so that one run names them all, or the first 20."""
+    """Errors of single rows, collected so that one run counts them all and shows three a kind."""
 
     def __init__(self) -> None:
         """None so far."""
-        self._errors: list[DataError] = []
+        self._shown: dict[str, list[DataError]] = {}
+        self._counts: collections.Counter[str] = collections.Counter()
 
     def add(self, error: DataError) -> None:
-        """Keep an error and go on.
-
-        Raises:
-          DataError: these are enough.
-        """
-        self._errors.append(error)
-        if len(self._errors) == _MOST_BAD_ROWS:
-            self.check()
+        """Keep an error and go on."""
+        shown = self._shown.setdefault(error.expected, [])
+        if len(shown) < _SHOWN_BAD_ROWS:
+            shown.append(error)
+        self._counts[error.expected] += 1
 
     def check(self) -> None:
         """Refuse the file if a row was bad.
 
         Raises:
-          DataError: the error of the one bad row, or a list.
+          DataError: the error of the one bad row, or the first three of each kind and their count.
         """
-        if len(self._errors) == 1:
-            raise self._errors[0]
-        if self._errors:
-            most = len(self._errors) == _MOST_BAD_ROWS
-            number = f"the first {_MOST_BAD_ROWS}" if most else f"{len(self._errors)}"
-            rows = "\n".join(f"  {error}" for error in self._errors)
-            raise DataError(f"{number} bad rows:\n{rows}")
+        total = self._counts.total()
+        if not total:
+            return
+        rows = []
+        for expected, errors in self._shown.items():
+            rows += [f"  {error}" for error in errors]
+            more = self._counts[expected] - len(errors)
+            rows += [f"  and {more:,} more rows where {expected} was expected"] if more else []
+        raise errors[0] if total == 1 else DataError("\n".join([f"{total:,} bad rows:", *rows]))
 
 
 def listed(numbers: list[int]) -> str:
@@ -63,12 +83,26 @@ def listed(numbers: list[int]) -> str:
 
 
 def open_binary(path: Path) -> BinaryIO:
-    """Opens a file for reading, through gzip where its first bytes say so."""
-    file = open(path, "rb")  # once: what a pipe gives is not given again
-    if file.peek(2)[:2] != b"\x1f\x8b":
-        return file
-    file.close()
-    return cast(BinaryIO, gzip.open(path, "rb"))
+    """Opens a file for reading, through gzip where its first bytes say so.
+
+    Raises:
+      DataError: something else than text.
+    """
+    file: Any = open(path, "rb")  # once: what a pipe gives is not given again
+    head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+    if head.startswith(_GZIP):
+        unpacked = gzip.GzipFile(fileobj=file)
+        unpacked.myfileobj = file  # closed with it
+        return cast(BinaryIO, unpacked)
+    other = next((name for start, name in _NO_TEXT.items() if head.startswith(start)), None)
+    is_text = head.startswith(_UTF_16) or head.translate(None, _CONTROLS) == head
+    if path.suffix == ".gz" and not (other or is_text):
+        other = "no gzip file: its first bytes are others"
+    if other:
+        file.close()
+        advice = "Export it as text, or download it again."
+        raise problem(path, None, other, "text, or text in a gzip file", advice)
+    return file
 
 
 def truncated(path: Path, line: int | None, error: Exception) -> DataError:

@@ -79,7 +79,7 @@ def json_rows(decoder: Decoder, bad: BadRows | None = None) -> Iterator[tuple[in
             raise problem(path, blank, "a blank line", "one JSON object a line", "Remove it.")
         try:
             row = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
             wrong = problem(
                 path,
                 number,
@@ -100,8 +100,9 @@ def _make_text(row: object, recipe: str, path: Path, number: int) -> str:
         raise problem(path, number, shown, "an object with a 'title'", "Correct the line.")
     parts = [row["title"], row.get("content")] if recipe == "title+content" else [row["title"]]
     parts = ["" if part is None else part for part in parts]
-    if not all(isinstance(part, str) for part in parts):
-        raise problem(path, number, f"title {row['title']!r}", "a string", "Correct the line.")
+    for name, part in zip(("title", "content"), parts):
+        if not isinstance(part, str):
+            raise problem(path, number, f"{name} {part!r:.60}", "a string", "Correct the line.")
     return " ".join(parts).strip()
 
 
@@ -150,31 +151,31 @@ def _read_json_split(
 
 def _extend(ids: array.array, row: dict, path: Path, number: int) -> tuple[int, int]:
     """Adds a row's label ids; returns how many had a relevance of 0 or less, or another than 1."""
-    labels: Any = row.get("target_ind")
-    relevance = row.get("target_rel")
+    labels, relevance = row.get("target_ind"), row.get("target_rel")
     dropped = weighted = 0
-    if relevance and isinstance(labels, list) and len(relevance) != len(labels):
-        raise problem(
-            path,
-            number,
-            f"{len(labels)} target_ind and {len(relevance)} target_rel",
-            "a relevance for each label, or none",
-            "Correct the line, or put trn_X_Y.txt and tst_X_Y.txt beside the files.",
-        )
+    advice = "Correct the line, or put trn_X_Y.txt and tst_X_Y.txt beside the files."
+    if relevance is not None and relevance != []:
+        if not isinstance(relevance, list) or not set(map(type, relevance)) <= {int, float}:
+            shown, expected = (
+                f"target_rel {relevance!r:.60}",
+                "a list of numbers, one for each label",
+            )
+            raise problem(path, number, shown, expected, advice)
+        if isinstance(labels, list) and len(relevance) != len(labels):
+            shown = f"{len(labels)} target_ind and {len(relevance)} target_rel"
+            expected = "a relevance for each label, or none"
+            raise problem(path, number, shown, expected, advice)
     try:
+        if not isinstance(labels, list) or not set(map(type, labels)) <= {int}:
+            raise TypeError  # True is 1 to an array
         if relevance and not min(relevance) == max(relevance) == 1:
             weighted = sum(value > 0 and value != 1 for value in relevance)
             kept = [label for label, value in zip(labels, relevance) if value > 0]
             labels, dropped = kept, len(labels) - len(kept)
         ids.extend(labels)
     except (TypeError, OverflowError) as error:
-        raise problem(
-            path,
-            number,
-            f"target_ind {str(labels)[:60]}",
-            "a list of label ids (whole numbers from 0)",
-            "Correct the line, or put trn_X_Y.txt and tst_X_Y.txt beside the files.",
-        ) from error
+        shown, expected = f"target_ind {labels!r:.60}", "a list of label ids (whole numbers from 0)"
+        raise problem(path, number, shown, expected, advice) from error
     return dropped, weighted
 
 
@@ -215,7 +216,7 @@ def read_line_file(
         empty, waiting = [], 0
         with place.writer(role) as writer:
             for number, text in enumerate(decoder.lines(), 1):
-                if path.name.removesuffix(".gz") == "Yf.txt":
+                if path.name.removesuffix(".gz") == "Yf.txt" and text.strip():
                     text = _after_arrow(text, path, number)
                 if not text.strip():
                     empty.append(number)

@@ -57,7 +57,7 @@ def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
         ``tokenizer.json``; a name that is not on the hub or cannot be fetched; a tokenizer without
         a fast version.
     """
-    folder = Path(name_or_folder).expanduser()
+    folder = Path(os.path.expanduser(name_or_folder))
     if (folder / "tokenizer.json").is_file():
         tokenizer = _read_json_tokenizer(folder)
     elif folder.exists() and not folder.is_dir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -17,7 +18,7 @@ _EXPECTED = (
 
 def is_file(name: str) -> bool:
     """Whether a name means such a file, there or not, rather than a model's folder."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     return path.is_file() or (path.suffix in SUFFIXES and not path.is_dir())
 
 
@@ -38,7 +39,7 @@ def read(path: str | Path, words: Mapping[str, int]) -> tuple[np.ndarray, np.nda
       ValueError: no such file, another kind of file, a line that does not fit (it is named), or a
         file that has none of the words.
     """
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     wanted = {word.encode(): row for word, row in words.items()}
     vectors: dict[int, np.ndarray] = {}
     dim = 0

@@ -125,7 +125,7 @@ class FrugalRanker:
 
     def why_not(self, head: str) -> str:
         """Why a head is not among ``heads``."""
-        return "the run has no dual encoder"
+        return "a frugal classifier has no other"
 
     def _score(self, queries: np.ndarray, begin: int, end: int) -> np.ndarray:
         """Log-probabilities of a block of labels, with their bonus."""
