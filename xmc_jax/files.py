@@ -201,8 +201,8 @@ def checksums(folder: Path, *names: str) -> dict[str, list[int]]:
       OSError: a file cannot be read.
     """
     roots = [folder / name for name in names] if names else [folder]
-    found = [path for root in roots for path in (root.rglob("*") if root.is_dir() else [root])]
-    paths = sorted(path for path in found if path.is_file())
+    entries = [path for root in roots for path in (root.rglob("*") if root.is_dir() else [root])]
+    paths = sorted(path for path in entries if path.is_file())
     return dict(zip((str(path.relative_to(folder)) for path in paths), _checksums(paths)))
 
 
@@ -226,8 +226,8 @@ def damage(folder: Path, record: Mapping[str, Any], *, contents: bool = True) ->
                 return f"{name}: found {size} bytes; expected {entry[0]}, as written"
         if contents:
             known = [name for name, entry in written.items() if len(entry) > 1]
-            for name, found in zip(known, _checksums([folder / name for name in known])):
-                if found != written[name]:
+            for name, entry in zip(known, _checksums([folder / name for name in known])):
+                if entry != written[name]:
                     return f"{name}: found other bytes than were written"
     except OSError as error:
         return f"{error.filename}: cannot be read ({error.strerror})"

@@ -179,8 +179,8 @@ def _keep_labels(run: Run) -> None:
     texts, path, crc32 = run.data.dataset.label_texts, run.folder / "labels", 0
     for block in text_files.encoded_blocks(texts):
         crc32 = zlib.crc32(block, crc32)
-    there = files.checksums(run.folder, path.name)
-    if not there or there[path.name][1] != crc32:
+    written = files.checksums(run.folder, path.name)
+    if not written or written[path.name][1] != crc32:
         text_files.write_lines(path, texts)
 
 
@@ -190,10 +190,10 @@ def _keep_frequency(run: Run) -> None:
     frequency, points = label_frequency(labels).astype(np.int32), labels.shape[0]
     try:
         kept, kept_points = open_runs.read_frequency(run.folder)
-        there = kept_points == points and np.array_equal(kept, frequency)
+        same = kept_points == points and np.array_equal(kept, frequency)
     except workdir.WorkdirError:
-        there = False
-    if not there:
+        same = False
+    if not same:
         with files.replacing(run.folder / open_runs.FREQUENCY, binary=True) as file:
             np.savez(file, frequency=frequency, points=points)
 

@@ -68,12 +68,12 @@ class OpenRun:
         path = self.folder / "labels"
         try:
             texts = text_files.LineTexts(path)
-            found = f"{sum(1 for _ in texts)} texts"
+            held = f"{sum(1 for _ in texts)} texts"
         except (OSError, UnicodeDecodeError) as error:
-            found = f"what cannot be read ({error})"
-        if found != f"{self.meta['num_labels']} texts":
+            held = f"what cannot be read ({error})"
+        if held != f"{self.meta['num_labels']} texts":
             raise workdir.WorkdirError(
-                f"{path} holds {found}, expected {self.meta['num_labels']} texts. {MADE_AGAIN}"
+                f"{path} holds {held}, expected {self.meta['num_labels']} texts. {MADE_AGAIN}"
             )
         return texts
 

@@ -193,9 +193,9 @@ def load_canonical(layout: Layout) -> Dataset:
             raise problem(path, None, f"shape {matrix.shape}", expected, AGAIN)
     kept = description["digest"]
     if not checked:  # of an earlier version: the digest, which takes longer, is of all content
-        found = digest(splits["train"], splits["test"], texts["labels"])
-        if found != kept:
-            raise problem(folder, None, f"content of digest {found}", f"{kept}, as written", AGAIN)
+        now = digest(splits["train"], splits["test"], texts["labels"])
+        if now != kept:
+            raise problem(folder, None, f"content of digest {now}", f"{kept}, as written", AGAIN)
     return Dataset(
         name=description["name"],
         train=splits["train"],

@@ -105,8 +105,8 @@ def ensure_canonical(
             canonical.check(folder)
             return folder
         except DataError as error:
-            found = str(error).removesuffix(canonical.AGAIN)
-            logging.warning("%sIt is written again from %s.", found, folder_or_file)
+            reason = str(error).removesuffix(canonical.AGAIN)
+            logging.warning("%sIt is written again from %s.", reason, folder_or_file)
             shutil.rmtree(folder, ignore_errors=True)
     logging.info("first use of %s: writing its canonical form to %s", folder_or_file, folder)
     write_canonical(folder_or_file, folder, text=text, share_of=share_of, reading=reading)
