@@ -360,3 +360,10 @@ def test_a_thousand_equal_errors(tmp_path):
     shown = done.stderr.splitlines()[-6:]
     assert shown[1].startswith("1,001 bad rows:") or shown[0].startswith("1,001 bad rows:")
     assert done.stderr.count("mine.tsv, line ") == 3 and len(done.stderr) < 2000
+
+
+def test_rows_without_labels_beside_a_label_file(tmp_path):
+    rows = [json.dumps({"text": f"text {i}", "y": [i % 3]}) for i in range(9)]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows) + "\n")
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    refused(tmp_path, r"train\.jsonl: found no row with labels, but .*y.*--label_column=NAME")
