@@ -9,7 +9,7 @@ import sys
 SCRIPT = """
 import resource, sys, threading
 import numpy as np
-from xmc_jax import allocator
+from xmc_jax.host import allocator
 
 def work(size):
     for _ in range(4):

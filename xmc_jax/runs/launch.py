@@ -134,7 +134,7 @@ def prepare(config: ConfigDict, folder: Path, meta: dict[str, Any] | None) -> St
         config.dataset,
         config.data,
         max_length=config.max_length,
-        share_of=(meta["resolved"] if meta else config)["share_of"],
+        share_of=(meta["resolved"] if meta else config).get("share_of", "rows"),
         reading=reading,
     )
     if meta is None:
