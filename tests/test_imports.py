@@ -21,12 +21,12 @@ ROOMS = {
     "train": "runs training host config_args",
     "evaluate": "runs host",
     "predict": "predictor host",
-    "prepare": "data.summaries host",
+    "prepare": "data.summaries data.readers host",
     "inspect_labels": "data.summaries data.readers host",
-    "predictor": "runs training data.tokens metrics contracts files",
+    "predictor": "runs training data.readers data.tokens metrics contracts files",
     "runs": "systems training data.summaries data.readers data.tokens data metrics contracts files",
     "systems": "systems.unidec systems.frugal training models models.frugal models.encoders "
-    "data.graph data.batching data.tokens data tables host contracts files",
+    "data.graph data.batching data.tokens data tables host contracts catalog files",
     "systems.unidec": "systems training models models.heads models.encoders data.search "
     "data.batching data tables losses host contracts catalog config_args",
     "systems.frugal": "systems training models.frugal data.graph data.search data.batching data "
@@ -37,7 +37,7 @@ ROOMS = {
     "models.heads": "models contracts",
     "models.frugal": "models.encoders models contracts",
     "models.encoders": "models contracts",
-    "data.summaries": "data.readers data.graph data metrics catalog files",
+    "data.summaries": "data.readers data.graph data.tokens data metrics catalog files",
     "data.readers": "data catalog files",
     "data": "data.graph files",
     "data.graph": "data.batching contracts",

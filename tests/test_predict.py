@@ -170,7 +170,7 @@ def test_a_blank_text_has_no_labels(model):
     np.testing.assert_allclose(*([score for _, score in row] for row in (other, alone)), atol=1e-6)
 
 
-def test_odd_bytes_are_read_as_latin_1_and_said(model, tmp_path, caplog):
+def test_odd_bytes_are_read_as_cp1252_and_said(model, tmp_path, caplog):
     source, out = tmp_path / "in", tmp_path / "out"
     source.write_bytes(b"\xef\xbb\xbfred apple\r\n\ncaf\xe9 castle\nna\xefve river")
     predictor.predict_file(model, str(source), str(out), k=1)
@@ -180,8 +180,7 @@ def test_odd_bytes_are_read_as_latin_1_and_said(model, tmp_path, caplog):
         "caf\u00e9 castle",
         "na\u00efve river",
     ]
-    assert f"{source}, line 3: not utf-8, read as latin-1" in caplog.text
-    assert "2 lines were read as latin-1" in caplog.text
+    assert "in, line 3: byte 0xe9 is not UTF-8, read as cp1252; 2 such lines" in caplog.text
 
 
 def test_one_string_is_not_a_list_of_texts(model):
@@ -217,6 +216,19 @@ def test_other_checkpoint(trained, model):
     assert not np.array_equal(
         first.encode(TEXTS), predictor.load(trained, step=steps[1]).encode(TEXTS)
     )
+
+
+def test_other_checkpoint_by_flag(trained, model):
+    steps = sorted(int(path.name) for path in (trained / "checkpoints").iterdir())
+    ask = lambda step: tiny.run("predict", f"--workdir={trained}", f"--step={step}", stdin="copper")
+    done = ask(steps[0])
+    assert done.returncode == 0, done.stderr
+    expected = predictor.load(trained, step=steps[0]).predict(["copper"])[0]
+    found = [(label["text"], label["score"]) for label in json.loads(done.stdout)["labels"]]
+    assert found == [(text, pytest.approx(score, abs=1e-5)) for text, score in expected]
+    done = ask(7)
+    assert done.returncode == 1 and "there is no such checkpoint" in done.stderr
+    assert f"Sound checkpoints here: {steps} (--step)." in done.stderr
 
 
 def test_errors_leave_nothing(trained, model, texts, tmp_path):
@@ -326,6 +338,16 @@ def test_a_pipe_is_written_into(model, written, tmp_path):
     assert process.returncode == 0, err
     assert pipe.is_fifo() and [line["text"] for line in lines] == TEXTS
     assert sorted(p.name for p in tmp_path.iterdir()) == ["pipe", "texts.txt"]
+
+
+def test_a_pipe_is_read(trained, tmp_path):
+    pipe, out = tmp_path / "pipe", tmp_path / "out"
+    os.mkfifo(pipe)
+    process = tiny.start("predict", f"--workdir={trained}", f"--input={pipe}", f"--output={out}")
+    pipe.write_text("".join(f"{text}\n" for text in TEXTS))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert [json.loads(line)["text"] for line in out.read_text().splitlines()] == TEXTS
 
 
 def test_links_are_followed(written, tmp_path):

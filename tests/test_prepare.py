@@ -206,3 +206,11 @@ def test_where_the_cache_lies(tmp_path):
         done = limited(6000, "train", *flags, **homeless)
         assert done.returncode == 1 and "no home folder to keep data in" in done.stderr
         assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()
+
+
+def test_binary_says_what_is_not_split_off(tmp_path):
+    rows = [f"text {i % 667 if i < 667 else 0}\tlabel {i % 7}|b\n" for i in range(1000)]
+    (tmp_path / "points.tsv").write_text("".join(rows))
+    done = tiny.run("prepare", f"--input={tmp_path}/points.tsv")
+    assert done.returncode == 0 and "training rows 800   test rows 200" in done.stdout, done.stderr
+    assert "334 of 1,000 rows have the text 'text 0'" in done.stdout

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -21,6 +22,9 @@ from absl import logging
 
 from xmc_jax import files
 from xmc_jax.contracts import Side, Tokens
+from xmc_jax.data.readers import own_rows
+from xmc_jax.data.readers.decoding import STANDARD_INPUT, Decoder
+from xmc_jax.data.readers.reading import AS_FOUND, Reading
 from xmc_jax.data.tokens import token_stores
 from xmc_jax.metrics.ranked_lists import cut_off
 from xmc_jax.runs import open_runs
@@ -54,7 +58,7 @@ def load(
       WorkdirError, CheckpointError: not a work directory, no sound checkpoint.
       ValueError: new_labels is a text, and no file.
     """
-    if isinstance(new_labels, str) and not Path(new_labels).is_file():
+    if isinstance(new_labels, str) and not os.path.isfile(new_labels):
         raise ValueError(
             f"new_labels: found one string, {new_labels[:60]!r}, which is no file; expected a list "
             "of label texts, [text], or a file of them."
@@ -79,12 +83,17 @@ class Predictor:
         added: list[str] = []
         if new_labels is not None:
             if isinstance(new_labels, (str, Path)):
-                new_labels = list(_read_lines(str(new_labels)))
+                new_labels = list(read_texts(new_labels))
             added = _unknown(new_labels, known)
         self.num_known = len(known)
         self.label_texts: Sequence[str] = [*known, *added] if added else known
         tokens = self._tokens(self.label_texts, "label", keep=not added)
         self._ranker = opened.ranker(tokens, kind=kind, keep_indexes=True)
+
+    @property
+    def reading(self) -> Reading:
+        """How the files were read that the run learnt from."""
+        return self._run.reading
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -242,7 +251,7 @@ def check_files(source: str, target: str, embeddings: str = "") -> None:
       OSError: the source cannot be read, a target is a folder or in none, or the vectors cannot be
         written there.
     """
-    if source != "-":
+    if source != "-" and not files.is_special(source):  # a pipe is opened once
         open(source, "rb").close()
     for path in (target, embeddings):
         if path in ("", "-"):
@@ -269,6 +278,8 @@ def predict_file(
     min_score: float | None = None,
     exclude_same_text: bool = False,
     embeddings: str | None = None,
+    text_column: str = "",
+    encoding: str = "",
 ) -> None:
     """Predict for a file of texts, block by block.
 
@@ -276,20 +287,23 @@ def predict_file(
 
     Args:
       model: from `load`.
-      source: file of texts, one a line, or ``-``. Lines that are not utf-8 are read as latin-1, and
-        said so.
+      source: file of texts, one a line, or ``-``; or one as `xmc_jax.prepare` takes (TSV, CSV, JSON
+        Lines), whose labels are not read.
       target: JSON Lines file, or ``-``; written under a temporary name, then renamed.
       k, head, min_score, exclude_same_text: as `Predictor.predict`.
       embeddings: ``.npy`` file for the texts' vectors.
+      text_column: where such a file has the texts; default as in training, or a usual name.
+      encoding: of the file; default UTF-8, and for other lines that of training.
 
     Raises:
+      DataError: a file of rows is broken, or its column of texts is not known.
       OSError: a file cannot be read or written; nothing half-written is left.
       ValueError: as `Predictor.predict`.
     """
     _check_score(min_score)
     check_files(source, target, embeddings or "")
     with contextlib.ExitStack() as stack:
-        lines = stack.enter_context(_open_source(source))
+        lines = read_texts(source, text_column=text_column, encoding=encoding, kept=model.reading)
         out = sys.stdout if target == "-" else stack.enter_context(files.replacing(target))
         kept = None
         if embeddings:
@@ -298,7 +312,7 @@ def predict_file(
         if kept:
             width = model.encode([], head=head).shape[1]
             _write_header(kept, (0, width))
-        for texts in _blocks(lines, source):
+        for texts in _blocks(lines):
             vectors = model.encode(texts, head=head)
             if kept and embeddings:
                 with files.naming(embeddings):
@@ -334,38 +348,45 @@ def _write_header(file: Any, shape: tuple[int, int]) -> None:
     np.lib.format.write_array_header_1_0(file, header)
 
 
-def _open_source(source: str) -> Any:
-    if source == "-":
-        return contextlib.nullcontext(sys.stdin.buffer)
-    return open(source, "rb")
+def read_texts(
+    source: str | Path,
+    *,
+    text_column: str = "",
+    encoding: str = "",
+    kept: Reading = AS_FOUND,
+) -> Iterator[str]:
+    """Yields the texts of a file (`predict_file`) or, as ``-``, of standard input."""
+    path, given = Path(source), Reading(text_column=text_column, encoding=encoding)
+    decoder = Decoder(path, encoding, otherwise="" if given.encoding else kept.encoding)
+    if own_rows.holds_rows(path):
+        column = given.text_column or kept.text_column
+        yield from own_rows.row_texts(decoder, column, kept=not text_column)
+    elif text_column:
+        raise ValueError(
+            f"{source}: found one text a line, and --text_column={text_column}; expected a file "
+            "that ends in .tsv, .csv, .json or .jsonl (or such a file with .gz)."
+        )
+    else:
+        yield from _whole_lines(decoder)
+    for note in decoder.check():
+        logging.warning("%s", note)
 
 
-def _read_lines(path: str) -> Iterator[str]:
-    with open(path, "rb") as lines:
-        for block in _blocks(lines, path):
-            yield from block
+def _whole_lines(decoder: Decoder) -> Iterator[str]:
+    for number, text in enumerate(decoder.lines()):
+        if number == 0 and ("\t" in text or text.startswith("{")):
+            logging.warning(
+                "%s: each line is taken for one text as a whole; call the file .tsv or .jsonl if "
+                "it has columns or keys",
+                "standard input" if decoder.path == STANDARD_INPUT else decoder.path,
+            )
+        yield text
 
 
-def _blocks(lines: Any, source: str) -> Iterator[list[str]]:
-    """Texts of a file or of standard input, a block at a time."""
-    block: list[str] = []
-    odd = 0
-    for number, line in enumerate(lines, 1):
-        line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-        line = line.rstrip(b"\r\n")
-        try:
-            block.append(line.decode("utf-8"))
-        except UnicodeDecodeError:
-            if not odd:
-                logging.warning("%s, line %d: not utf-8, read as latin-1", source, number)
-            odd += 1
-            block.append(line.decode("latin-1"))
-        if len(block) == BLOCK_TEXTS:
-            yield block
-            block = []
-    if odd > 1:
-        logging.warning("%s: %d lines were read as latin-1", source, odd)
-    if block:
+def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Texts, a block at a time."""
+    texts = iter(texts)
+    while block := list(itertools.islice(texts, BLOCK_TEXTS)):
         yield block
 
 

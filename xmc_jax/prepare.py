@@ -17,15 +17,19 @@ _TEXT = flags.DEFINE_enum(
     "text", "", ["", "title", "title+content"], "What a text is made of; '' = as the catalog says."
 )
 
+console.define_reading()
+
 
 def main(argv: list[str]) -> None:
     """Parse flags, make one call, print the report."""
+    from xmc_jax.data.readers.reading import Reading
     from xmc_jax.data.summaries import summary
 
     del argv
     console.setup()
     try:
-        for line in summary.prepare(_INPUT.value, _OUTPUT.value, text=_TEXT.value):
+        reading = Reading.of(console.reading())
+        for line in summary.prepare(_INPUT.value, _OUTPUT.value, text=_TEXT.value, reading=reading):
             print(line, flush=True)
     except (ValueError, OSError) as error:
         console.fail(error)

@@ -7,6 +7,7 @@ Where there is no clone: --config=unidec:wordnet-mini.
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ _CONFIG = config_flags.DEFINE_config_file(
 flags.FLAGS["config"].parser = _Named(flags.FLAGS["config"].parser)
 _WORKDIR = flags.DEFINE_string("workdir", "", "Work directory; default runs/<config>-<options>.")
 _DATA = flags.DEFINE_string("data", "", "Folder of the data set, or a root that holds it.")
+console.define_reading()
 
 
 def main(argv: list[str]) -> None:
@@ -49,19 +51,22 @@ def main(argv: list[str]) -> None:
     from xmc_jax.training.loop import TrainingError
 
     del argv
-    console.setup()
+    console.setup(output_needed=False)
     config = _CONFIG.value
     if _DATA.value:
         config.data = _DATA.value
     folder = Path(_WORKDIR.value or _default_workdir())
     try:
-        given = config_flags.get_override_values(flags.FLAGS["config"])
+        given = [*config_flags.get_override_values(flags.FLAGS["config"])]
+        for name, value in console.reading().items():
+            config.reading[name] = value
+            given.append(f"reading.{name}")
         result = launch.start(config, folder, overrides=given)
     except (ValueError, OSError, TrainingError) as error:
         console.fail(error)
-    except KeyboardInterrupt:  # while nothing was being trained
+    except KeyboardInterrupt as error:  # while nothing was being trained, or a second signal
         print("interrupted: run the same command again", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(128 + (error.args or (signal.SIGINT,))[0])
     if result:
         print(result_tables.table(result))
     print(f"work directory: {folder}")

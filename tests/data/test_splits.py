@@ -98,13 +98,75 @@ def test_rows_of_equal_text_stay_on_one_side():
     assert {key(text) for text in test.texts}.isdisjoint(
         key(split.texts[row]) for row in train.rows if split.labels[row].nnz
     )
-    assert len({key(text) for text in test.texts}) == 12
+    assert 75 < len(test) <= 80  # a text has about seven rows
     assert len(train) + len(test) == 400 and (np.diff(test.labels.indptr) > 0).all()
     np.testing.assert_array_equal(splits.hold_out(split, label_texts, **options)[1].rows, test.rows)
     fewer = splits.hold_out(split, label_texts, **{**options, "max_rows": 50})[1]
-    assert 40 < len(fewer) <= 50 and set(fewer.rows) < set(test.rows)
+    assert 40 < len(fewer) <= 50
     one = make_split(["a", "A "], [[0], [1]], 2)
     assert len(splits.hold_out(one, ["x", "y"], **options)[1]) == 0
+
+
+def grouped(sizes, extra=()):
+    """Rows of texts that occur so often, each with one label; and texts of further rows."""
+    texts = [f"text {i}" for i, size in enumerate(sizes) for _ in range(size)]
+    order = np.random.default_rng(0).permutation(len(texts))
+    texts = [*(texts[i] for i in order), *extra]
+    return make_split(texts, [[0]] * len(texts), 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "sizes", [[333, *[1] * 667], [150, *[1] * 850], [90] * 5 + [50] * 11, [2] * 500]
+)
+def test_the_share_is_of_rows_and_groups_stay_whole(sizes, seed):
+    split = grouped(sizes)
+    train, test = splits.hold_out(split, ["x"], share=0.2, max_rows=1000, seed=seed)
+    smallest = min(sizes)
+    assert len(train) + len(test) == 1000 and 200 - smallest < len(test) <= 200
+    assert not set(train.texts) & set(test.texts)
+
+
+def test_texts_that_fill_more_than_the_share_are_named():
+    split = grouped([333, *[1] * 667])
+    notes: list[str] = []
+    _, test = splits.hold_out(split, ["x"], share=0.2, max_rows=1000, seed=0, notes=notes)
+    assert "text 0" not in test.texts and len(test) == 200
+    assert notes == [
+        "333 of 1,000 rows have the text 'text 0': more than the 200 that are held out, "
+        "so they stay in training"
+    ]
+    notes.clear()
+    split = grouped([150] * 5 + [1] * 250)
+    splits.hold_out(split, ["x"], share=0.1, max_rows=1000, seed=0, notes=notes)
+    assert len(notes) == 4 and notes[-1] == "so do the rows of 2 more texts"
+    notes.clear()
+    splits.hold_out(grouped([1] * 100), ["x"], share=0.1, seed=0, notes=notes)
+    splits.hold_out(grouped([2] * 5), ["x"], share=0.1, seed=0, notes=notes)
+    assert notes == []
+
+
+def test_blank_texts_stay_in_training():
+    split = grouped([1] * 60, extra=["", " ", "\t", "\u00a0"] * 10)
+    for share in (0.2, 0.55):
+        _, test = splits.hold_out(split, ["x"], share=share, max_rows=100, seed=0)
+        assert len(test) == round(100 * share) and all(text.strip() for text in test.texts)
+    only = make_split(["", " "], [[0], [0]], 1)
+    assert len(splits.hold_out(only, ["x"], share=0.5, seed=0)[1]) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shares_of_texts_are_those_of_before(seed):
+    """Of distinct texts shares of rows are the same; of others as many texts are drawn."""
+    texts = [f"{i}" for i in range(400)]
+    distinct = dataclasses.replace(random_split(3)[0], texts=texts)
+    draw = lambda split, share_of: splits.hold_out(
+        split, ["x"] * 50, share=0.2, max_rows=400, seed=seed, share_of=share_of
+    )[1]
+    rows = [draw(distinct, share_of).rows for share_of in splits.SHARES]
+    np.testing.assert_array_equal(*rows)
+    split, _ = random_split(3)  # 60 texts in 400 rows
+    assert len({key(text) for text in draw(split, "texts").texts}) == 12
 
 
 def test_no_rows_left_over():

@@ -13,7 +13,8 @@ import pytest
 import tiny
 
 from configs import depsl, unidec
-from xmc_jax.data.tokens.token_stores import TokenStore
+from xmc_jax.data.tokens import token_stores
+from xmc_jax.data.tokens.tokenizer import train_words
 from xmc_jax.models.encoders.transformer import TransformerConfig
 from xmc_jax.runs import device_memory, launch, settings
 from xmc_jax.training import training_data, workdir
@@ -195,19 +196,28 @@ def test_own_file_in_one_command(own_data, tmp_path):
     assert meta["epochs"] == epochs <= meta["resolved"]["epochs"]
     steps = int(re.search(r"(\d+) steps an epoch", done.stdout)[1])
     assert (tmp_path / "run/checkpoints" / str(epochs * steps)).is_dir()
-    assert "test rows: 61" in done.stdout
+    assert "test rows: 60" in done.stdout
 
 
-def test_what_tokens_leave_out_is_said():
-    tokenizer = SimpleNamespace(token_to_id=lambda _: 1, get_vocab_size=lambda: 9)
-    short = TokenStore(np.full(30, 5, np.uint16), np.arange(0, 31, 3))
-    long = TokenStore(np.array([1, 1, 5, 5, 5, 6], np.uint16), np.array([0, 4, 6]))
-    data = SimpleNamespace(train_tokens=short, label_tokens=long)
-    assert training_data.lost(4, data, tokenizer) == [
-        "50% of the label texts fill max_length = 4 tokens; what is longer was cut off",
-        "33% of the label texts' tokens are unknown ([UNK])",
-    ]
-    assert len(training_data.lost(5, data, tokenizer)) == 1
+def test_what_tokens_leave_out_is_said(tmp_path):
+    """Cut off, and unknown: the share always, a warning above 5 %; special tokens do not count."""
+    texts = ["one two three"] * 30
+    tokenizer = train_words(texts, vocab_size=300, folder=tmp_path)
+    encode = lambda *texts: token_stores.encode(texts, tokenizer, max_length=4)
+    data = SimpleNamespace(
+        train_tokens=encode(*texts),
+        label_tokens=encode("what is one two three", "one two"),
+        test=SimpleNamespace(tokens=encode("one")),
+    )
+    cut, unknown, warning = training_data.lost(4, data, tokenizer)
+    assert cut == "50% of the label texts fill max_length = 4 tokens; what is longer was cut off"
+    assert unknown == (
+        "unknown tokens: 0.0% of the training texts', 33.3% of the label texts', "
+        "0.0% of the test texts'"
+    )
+    assert warning.startswith("warning: more than 5% of the tokens are unknown")
+    data.label_tokens = data.test.tokens
+    assert training_data.lost(5, data, tokenizer) == [unknown.replace("33.3%", "0.0%")]
 
 
 def test_more_minutes_than_epochs_are_pointed_out(own_data, tmp_path, monkeypatch, capsys):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
+from conftest import SmallDisk
 
 from xmc_jax import files
 from xmc_jax.contracts import Table, TrainState
@@ -296,3 +301,76 @@ def test_a_checkpoint_without_a_format_has_one_table(tmp_path, caplog):
     assert "tables one, two: there was but one when it was written" in caplog.text
     with pytest.raises(checkpoints.CheckpointError, match="tables one, two"):
         checkpoints.restore_weights(tmp_path, 10, two.weights)
+
+
+# A save that fails.
+
+SAVES = """
+import sys
+from pathlib import Path
+from xmc_jax.host import console
+def main(argv):
+    console.setup()
+    from test_checkpoints import state_at
+    from xmc_jax.training import checkpoints
+    try:
+        checkpoints.save(Path({folder!r}), state_at(30, dim=400), {{}})
+    except OSError as error:
+        console.fail(error)
+console.run(main)
+"""
+
+
+def full(disk: SmallDisk, blocks: int, files: int) -> None:
+    """Leaves room for so many blocks of 4 KiB, and for so many files."""
+    disk.remount("size=64m,nr_inodes=1000")
+    save(disk.folder, 10)
+    save(disk.folder, 20)
+    damage(disk.folder, 20)
+    status = os.statvfs(disk.folder)
+    used = (status.f_blocks - status.f_bfree) * status.f_bsize
+    disk.remount(f"size={used + 4096 * blocks},nr_inodes={1000 - status.f_ffree + files}")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "files"), [(0, 99), (1, 99), (20, 99), (99, 1), (99, 2), (99, 4), (99, 8)]
+)
+def test_a_save_without_room_is_one_message_at_once(small_disk, blocks, files):
+    """Orbax's threads tell it in hundreds of lines, and some wait for minutes for the others."""
+    full(small_disk, blocks, files)
+    path = os.pathsep.join([str(tiny.ROOT), str(Path(__file__).parent), str(tiny.ROOT / "tests")])
+    done = subprocess.run(
+        [sys.executable, "-c", SAVES.format(folder=str(small_disk.folder))],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    folder = small_disk.folder / "checkpoints"
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"{folder / '30'}: the checkpoint of step 30 could not be written (No space left on "
+        f"device). Earlier checkpoints are untouched, the last good one is {folder / '10'}. Free "
+        "some space there, then run the same command again.\n"
+    )
+    assert sorted(path.name for path in folder.iterdir()) == ["10", "20"]
+
+
+def test_a_save_that_is_not_permitted(small_disk):
+    small_disk.remount("size=64m,ro")
+    with pytest.raises(OSError, match="Read-only file system") as error:
+        save(small_disk.folder, 10)
+    assert "There is none before it. Make it writable, then" in str(error.value)
+    assert "space" not in str(error.value)
+
+
+@pytest.mark.parametrize("fault", [PermissionError(errno.EACCES, "x"), ValueError("odd\nmore")])
+def test_what_else_may_fail(tmp_path, monkeypatch, fault):
+    def fail(*_):
+        raise fault
+
+    monkeypatch.setattr(checkpoints, "_write", fail)
+    said = r"\(Permission denied\).*Make it writable" if fault.args[0] == 13 else r"\(odd\)\. "
+    with pytest.raises(OSError, match=said):
+        save(tmp_path, 10)
+    assert not list((tmp_path / "checkpoints").iterdir())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
 from xmc_jax.data.dataset import Split
 
+SHARES = ("rows", "texts")
 _ROW_BLOCK = 1 << 18
+_SHOWN = 60  # characters of a text in a note
 
 
 def hold_out(
@@ -20,20 +22,25 @@ def hold_out(
     share: float = 0.05,
     max_rows: int = 10_000,
     seed: int,
+    share_of: str = "rows",
+    notes: list[str] | None = None,
 ) -> tuple[Split, Split]:
-    """Draws a share of the texts, with all their rows, and removes reverse pairs from the rest.
+    """Draws a share of the rows, texts with all of theirs, and removes reverse pairs from the rest.
 
     Rows of equal text land on one side, so that no held-out row can be answered by heart; those
-    without labels stay in training. Where held-out x has label y, while the training row with y's
-    text lists a label with x's text, that pair leaves training. Texts are compared as by
-    `text_codes`.
+    without labels, those without text, and those of a text that fills more than the share stay in
+    training. Where held-out x has label y, while the training row with y's text lists a label with
+    x's text, that pair leaves training. Texts are compared as by `text_codes`.
 
     Args:
       split: ``n`` points.
       label_texts: ``L`` texts.
-      share: share of the texts, in [0, 1); 0 = none.
+      share: share of the rows, in [0, 1); 0 = none.
       max_rows: at most so many rows.
       seed: same seed, same rows.
+      share_of: "texts" counts a text once, however many rows it has, as runs of before did: a
+        frequent one, or none at all, may be drawn and be most of the rows.
+      notes: gets a line for each text that fills more than the share.
 
     Returns:
       (training, held-out) splits; their ``rows`` are the numbers the rows had in ``split``.
@@ -47,17 +54,51 @@ def hold_out(
         )
     if max_rows < 0:
         raise ValueError(f"max_rows: found {max_rows}; expected 0 or more.")
-    (codes,) = text_codes(split.texts)
-    num_texts = codes.max(initial=-1) + 1
+    codes, (blank,) = text_codes(split.texts, [""])
     labelled = np.flatnonzero(np.diff(split.labels.indptr) > 0)
+    sizes = np.bincount(codes[labelled], minlength=codes.max(initial=-1) + 1)
     _, first = np.unique(codes[labelled], return_index=True)
     candidates = labelled[np.sort(first)]  # a row for each text
+    units = len(codes) if share_of == "rows" else len(np.unique(codes))
     # One text with labels stays in training at least.
-    wanted = min(round(share * num_texts), max_rows, max(len(candidates) - 1, 0))
-    drawn = codes[np.random.default_rng(seed).choice(candidates, size=wanted, replace=False)]
-    rows_of = np.bincount(codes[labelled], minlength=num_texts)
-    drawn = drawn[np.cumsum(rows_of[drawn]) <= max_rows]
+    wanted = min(round(share * units), max_rows)
+    generator = np.random.default_rng(seed)
+    drawn = codes[generator.choice(candidates, min(wanted, max(len(candidates) - 1, 0)), False)]
+    if share_of == "texts":
+        drawn = drawn[np.cumsum(sizes[drawn]) <= max_rows]
+    else:
+        if notes is not None and wanted:
+            notes += _too_frequent(split, candidates, sizes[codes[candidates]], wanted)
+        others = generator.permutation(np.setdiff1d(codes[candidates], drawn))
+        order = np.concatenate([drawn, others])
+        drawn = _fitting(order[order != blank], sizes, wanted)[: len(candidates) - 1]
     return _part(split, labelled[np.isin(codes[labelled], drawn)], label_texts)
+
+
+def _fitting(order: np.ndarray, sizes: np.ndarray, room: int) -> np.ndarray:
+    """Those of ``order`` that find room one after the other; what does not is passed over."""
+    taken = [order[:0]]
+    while len(order := order[sizes[order] <= room]):
+        fit = int(np.searchsorted(np.cumsum(sizes[order]), room, side="right"))
+        taken.append(order[:fit])
+        room -= int(sizes[order[:fit]].sum())
+        order = order[fit:]
+    return np.concatenate(taken)
+
+
+def _too_frequent(split: Split, first: np.ndarray, sizes: np.ndarray, wanted: int) -> Iterator[str]:
+    """A line for each text of more than ``wanted`` rows, given by a row; of many for three."""
+    if wanted < 2:
+        return
+    larger = np.flatnonzero(sizes > wanted)
+    for place in larger[:3]:
+        text = split.texts[first[place]].strip()
+        yield (
+            f"{sizes[place]:,} of {len(split):,} rows have the text {text[:_SHOWN]!r}: more than "
+            f"the {wanted:,} that are held out, so they stay in training"
+        )
+    if len(larger) > 3:
+        yield f"so do the rows of {len(larger) - 3:,} more texts"
 
 
 def _part(split: Split, drawn: np.ndarray, label_texts: Sequence[str]) -> tuple[Split, Split]:

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as requests that the training loop reads when its state can be saved."""
+"""Signals as requests to stop that the training loop reads when its state can be saved."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ import contextlib
 import signal
 from collections.abc import Iterator
 
+PIPE_CLOSED = 128 + signal.SIGPIPE  # what a shell says of a program whose reader went away
+
 
 class Interrupted(SystemExit):
     """A signal asked for the end; the state was saved."""
 
 
 class StopRequests:
-    """Turns SIGTERM and Ctrl-C into a request that the loop reads between steps."""
+    """Turns SIGTERM, SIGHUP and Ctrl-C into a request that the loop reads between steps."""
 
     def __enter__(self) -> StopRequests:
-        """Install the handlers."""
-        self.signal, self._at_once = 0, False
-        self._before = {s: signal.signal(s, self._ask) for s in (signal.SIGTERM, signal.SIGINT)}
+        """Install the handlers; a SIGHUP that is ignored (nohup) stays so."""
+        self.signal, self._at_once, self._saving = 0, False, False
+        asked = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            asked.append(signal.SIGHUP)
+        self._before = {s: signal.signal(s, self._ask) for s in asked}
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -36,9 +41,18 @@ class StopRequests:
         finally:
             self._at_once = False
 
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Within it a second signal changes nothing: the end is near."""
+        self._saving = True
+        try:
+            yield
+        finally:
+            self._saving = False
+
     def _ask(self, number: int, frame: object) -> None:
-        if self.signal:  # a second Ctrl-C does not wait
-            raise KeyboardInterrupt
-        self.signal = number
+        if self.signal and not self._saving:  # a second one does not wait
+            raise KeyboardInterrupt(number)
+        self.signal = self.signal or number
         if self._at_once:
             raise Interrupted(128 + number)

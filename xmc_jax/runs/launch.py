@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from xmc_jax import files
 from xmc_jax.contracts import Weights
 from xmc_jax.data import texts as text_files
-from xmc_jax.data.readers import layouts
+from xmc_jax.data.readers import formats, layouts
 from xmc_jax.data.summaries import summary
 from xmc_jax.metrics.propensity import label_frequency
 from xmc_jax.runs import device_memory, initial, open_runs, settings
@@ -116,14 +116,24 @@ def prepare(config: ConfigDict, folder: Path, meta: dict[str, Any] | None) -> St
       folder: the work directory, which gets the tokenizer and what else the system keeps there.
       meta: of the run to be continued, or None.
     """
+    reading = formats.Reading.of((meta["resolved"] if meta else config).get("reading", {}))
+    if meta is None:
+        folder_or_file = formats.find_folder(config.dataset, config.data or None)
+        reading = formats.reading_for(folder_or_file, reading)
     dataset, entry, source = training_data.read_dataset(
-        config.dataset, config.data, max_length=config.max_length
+        config.dataset,
+        config.data,
+        max_length=config.max_length,
+        share_of=(meta["resolved"] if meta else config)["share_of"],
+        reading=reading,
     )
     if meta is None:
         if layouts.detect(source).kind != layouts.CANONICAL:  # nobody has looked at it yet
             print(f"{source}:", *summary.summarise(dataset), sep="\n")
-            print(f"  numbers to beat: python -m xmc_jax.prepare --input={source}")
+            flags = "".join(f" {flag}" for flag in reading.given)
+            print(f"  numbers to beat: python -m xmc_jax.prepare --input={source}{flags}")
         resolved, chosen = settings.resolve(config, dataset)
+        resolved.reading.update(dataclasses.asdict(reading))
         for name, value in chosen.items():
             logging.info("chosen for this data and device: %s = %s", name, value)
         settings.check(resolved)

@@ -51,6 +51,11 @@ class OpenRun:
     tail_weight: float
     data: training_data.TrainingData | None = None
 
+    @property
+    def reading(self) -> formats.Reading:
+        """How the files of its data are read."""
+        return formats.Reading.of(self.meta["resolved"]["reading"])
+
     def label_texts(self) -> text_files.LineTexts:
         """Texts of the labels, by id."""
         return text_files.LineTexts(self.folder / "labels")
@@ -93,7 +98,11 @@ class OpenRun:
             folder = data or (kept if Path(kept).exists() else resolved["data"])
             try:
                 dataset, entry, source = training_data.read_dataset(
-                    resolved["dataset"], folder, max_length=self.options.max_length
+                    resolved["dataset"],
+                    folder,
+                    max_length=self.options.max_length,
+                    share_of=self.options.share_of,
+                    reading=self.reading,
                 )
             except formats.DataError as error:
                 if data:

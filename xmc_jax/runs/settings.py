@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from ml_collections import ConfigDict
 
 from xmc_jax.contracts import Family
 from xmc_jax.data.dataset import Dataset
+from xmc_jax.data.readers.reading import Reading
 from xmc_jax.systems import FAMILIES
 from xmc_jax.systems.settings import OpenFields, field_of
 from xmc_jax.training.options import TrainingOptions
@@ -80,6 +82,7 @@ def resolve(config: ConfigDict, dataset: Dataset) -> tuple[ConfigDict, dict[str,
     """
     config = config.copy_and_resolve_references()
     fields = OpenFields(config.to_dict())
+    fields.config["reading"] = dataclasses.asdict(Reading.of(fields.config.get("reading", {})))
     family_of(fields.config).resolve(fields, dataset)
     return ConfigDict(fields.config), fields.chosen
 

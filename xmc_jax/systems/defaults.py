@@ -10,13 +10,16 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
+from xmc_jax import catalog
+
 
 def common(family: str, dataset: str) -> ConfigDict:
     """The fields that every family has; it sets others, and other values of these."""
-    config = ConfigDict()
+    config, known = ConfigDict(), catalog.find(dataset) is not None
     config.family = family
     config.dataset = dataset  # name, alias, folder or file
     config.data = ""  # folder of the data set, or a root that holds it; --data sets it
+    config.reading = reading_options()
     config.seed = 0
     config.max_length = 32  # tokens of a text
     config.row_length = 32  # tokens in a packed row; texts longer than that: max_length [ours]
@@ -30,6 +33,9 @@ def common(family: str, dataset: str) -> ConfigDict:
     config.encoder.embeddings = ""
     config.encoder.vocabulary = "wordpiece"  # of such a table, on the data's texts; or words
     config.encoder.vocab_size = 30_000
+    config.encoder.lower = True  # lower-case texts, for a vocabulary that is made of them
+    # Take marks off letters; False for people's own data. The others' numbers were made so.
+    config.encoder.strip_accents = known
     config.encoder.query_prefix = ""  # stands before every query, as "query: " of E5's models
     config.encoder.label_prefix = ""  # stands before every label's text
     config.classifier = True  # a label's free weights; without them UniDEC is DePSL
@@ -54,6 +60,9 @@ def common(family: str, dataset: str) -> ConfigDict:
 
     config.held_out_share = 0.05  # of the training rows, to choose the checkpoint; 0 = none
     config.held_out_rows = 10_000  # at most
+    # What that is a share of, and of own data without test rows the fifth that is split off: rows,
+    # or texts (then one text's rows count as one, however many there are), as of known data sets.
+    config.share_of = "texts" if known else "rows"
     config.eval_epochs = 5
     # t: labels are ranked by score + t ln w_l, w_l the inverse propensity: above 0 the rarer ones
     # come earlier, for PSP@k and against P@k. Only ranking reads it (so also that of held-out rows,
@@ -61,6 +70,15 @@ def common(family: str, dataset: str) -> ConfigDict:
     config.tail_weight = 0.0
     config.log_steps = 20
     return config
+
+
+def reading_options() -> ConfigDict:
+    """How your own files are read (`xmc_jax.data.readers.reading`); the flags of `train` set it."""
+    options = ConfigDict()
+    leave_open(options, str, "separator", "text_column", "label_column", "encoding")
+    leave_open(options, bool, "merge_labels")
+    leave_open(options, int, "version")  # of the rules; 1 for runs that were begun by them
+    return options
 
 
 def gandalf_options() -> ConfigDict:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from tokenizers import Tokenizer
 
 from xmc_jax.contracts import Encoder
@@ -38,6 +39,8 @@ class EncoderOptions:
     embeddings: str = ""
     vocabulary: str = "wordpiece"
     vocab_size: int = 30_000
+    lower: bool = True
+    strip_accents: bool = False
     pooling: str = "mean"
     freeze: int = 0
     compute_dtype: str = "float32"
@@ -51,6 +54,16 @@ class EncoderOptions:
     def of_word_vectors(self) -> bool:
         """Whether it is made of token vectors, not a pretrained model."""
         return self.name in OF_WORD_VECTORS
+
+    @property
+    def of_whole_words(self) -> bool:
+        """Whether its tokens are words, not pieces of them."""
+        return self.vocabulary == "words" or word_vectors.is_file(self.embeddings)
+
+    @property
+    def makes_vocabulary(self) -> bool:
+        """Whether its tokens are made from the texts; else a pretrained model's are taken."""
+        return self.of_word_vectors and (not self.embeddings or self.of_whole_words)
 
 
 def tokenizer(options: EncoderOptions, texts: Iterable[str], folder: Path) -> Tokenizer:
@@ -66,20 +79,18 @@ def tokenizer(options: EncoderOptions, texts: Iterable[str], folder: Path) -> To
     """
     if (folder / "tokenizer.json").exists():
         return tokenizers.load_tokenizer(folder)
-    source = options.embeddings if options.of_word_vectors else options.name
-    whole = options.vocabulary == "words" or word_vectors.is_file(source)
-    if options.of_word_vectors and whole:
-        return tokenizers.train_words(texts, vocab_size=options.vocab_size, folder=folder)
-    if source:
+    if not options.makes_vocabulary:
+        source = options.embeddings if options.of_word_vectors else options.name
         loaded = tokenizers.load_tokenizer(pretrained.resolve_folder(source))
         tokenizers.save_tokenizer(loaded, folder)
         return loaded
-    return tokenizers.train_wordpiece(
-        texts,
-        vocab_size=options.vocab_size,
-        folder=folder,
-        special_tokens=not options.of_word_vectors,
-    )
+    names = ("vocab_size", "lower", "strip_accents")
+    settings = {name: getattr(options, name) for name in names}
+    said = ", ".join(f"config.encoder.{name} = {value}" for name, value in settings.items())
+    logging.info("making a vocabulary of the texts: %s", said)
+    if options.of_whole_words:
+        return tokenizers.train_words(texts, folder=folder, **settings)
+    return tokenizers.train_wordpiece(texts, folder=folder, special_tokens=False, **settings)
 
 
 def token_table(

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from xmc_jax.contracts import Bounds, Stage, TextForm
+from xmc_jax.data import splits
 from xmc_jax.data.batching import batches, pools
 from xmc_jax.data.dataset import Dataset
 from xmc_jax.data.graph import gandalf
@@ -20,15 +21,17 @@ from xmc_jax.systems.encoders import OF_WORD_VECTORS, EncoderOptions
 from xmc_jax.tables.label_pool import STORAGE_DTYPES
 from xmc_jax.training import augmentation
 from xmc_jax.training import stages as stage_list
-from xmc_jax.training.options import GandalfOptions
+from xmc_jax.training.options import GandalfOptions, from_mapping
 
 SAMPLE_TEXTS = 10_000
+LONG_WORD = 25  # characters
 SAMPLE_CHARACTERS = 4096  # of a text: far more than the longest row holds
 FEW_ROWS = 10_000  # up to here the bag encoder's rates are those of a small data set
 BATCHINGS = batches.BATCHINGS
 TRAINS = ("all", "encoder", "tables")
 NAMES: dict[str, tuple[Any, ...]] = {
     "fill": pools.FILLS,
+    "share_of": splits.SHARES,
     "table.init": ("labels", "normal"),
     "table.dtype": STORAGE_DTYPES,
     "encoder.vocabulary": ("wordpiece", "words"),
@@ -146,6 +149,13 @@ def check_words(config: Mapping[str, Any]) -> None:
                 f"config.encoder.{name} = {options[name]!r} with config.encoder.name = "
                 f"{options['name']!r}: it is for the bag encoder. Leave one of the two out."
             )
+    encoder = from_mapping(EncoderOptions, {**options, "name": options["name"] or "bag"})
+    if not encoder.lower and not encoder.makes_vocabulary:
+        raise ValueError(
+            f"config.encoder.lower = False with config.encoder.name = {options['name']!r}, "
+            f"config.encoder.embeddings = {options['embeddings']!r}: a pretrained model has a "
+            "vocabulary of its own. Leave it out."
+        )
     of_model = options["embeddings"] and not word_vectors.is_file(options["embeddings"])
     if options["vocabulary"] == "words" and of_model:
         raise ValueError(
@@ -266,6 +276,7 @@ def _max_length(dataset: Dataset) -> int:
     """Tokens that hold 98 % of a sample of the texts, at 1.4 a word, and two special ones.
 
     Words are what the tokenizers split first: punctuation marks and Chinese characters are words.
+    Longer than any of these are runs of words without blanks: a token for three characters.
     """
     longest = 0.0
     for texts in (dataset.train.texts, dataset.label_texts):
@@ -276,4 +287,5 @@ def _max_length(dataset: Dataset) -> int:
 def _word_counts(texts: Sequence[str]) -> np.ndarray:
     step = max(1, len(texts) // SAMPLE_TEXTS)
     some = (texts[i] for i in range(0, len(texts), step))
-    return np.array([len(split_words(text[:SAMPLE_CHARACTERS])) for text in some])
+    tokens = lambda word: 1 if len(word) <= LONG_WORD else len(word) / 3
+    return np.array([sum(map(tokens, split_words(text[:SAMPLE_CHARACTERS]))) for text in some])

@@ -6,14 +6,16 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-FORMAT = 2  # of meta.json
+FORMAT = 3  # of meta.json
 
 
 def upgrade(meta: Mapping[str, Any]) -> dict[str, Any]:
     """``meta.json`` as this version writes it.
 
     Format 1 (none is written there) lacks what came later: the family, which was UniDEC's, the tail
-    weight, and the weight of the clusters in a frugal ranking, which was the papers' product.
+    weight, the weight of the clusters in a frugal ranking, which was the papers' product, how texts
+    were normalised, and that splits were shares of the texts. Formats 1 and 2 lack the rules by
+    which files are read, which were the first.
 
     Raises:
       ValueError: a later format than this version knows.
@@ -27,9 +29,13 @@ def upgrade(meta: Mapping[str, Any]) -> dict[str, Any]:
     upgraded = copy.deepcopy(dict(meta))
     if given < FORMAT:
         resolved = upgraded["resolved"]
+        resolved.setdefault("reading", {"version": 1})
         resolved.setdefault("family", "unidec")
         resolved.setdefault("tail_weight", 0.0)
         if "clusters" in resolved:
             resolved["clusters"].setdefault("weight", 1.0)
+        resolved.setdefault("share_of", "texts")
+        if "encoder" in resolved:
+            resolved["encoder"] = {"lower": True, "strip_accents": True, **resolved["encoder"]}
         upgraded["format"] = FORMAT
     return upgraded

@@ -9,8 +9,12 @@ Checkpoints without a format are of before tables had names and model state a pl
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +60,36 @@ def save(workdir: Path, state: TrainState, info: dict[str, Any]) -> Path:
             manifest = {**info, "step": step, "format": FORMAT, "files": _file_sizes(temporary)}
             (temporary / MANIFEST).write_text(json.dumps(manifest))
     except Exception as error:
+        _clear(target.with_name(f"{target.name}.tmp"))
+        good = last_sound(workdir)
+        last = "There is none before it"
+        if good is not None:
+            last = f"Earlier checkpoints are untouched, the last good one is {good}"
+        reason, advice = _reason(error)
         raise OSError(
-            f"{target}: the checkpoint of step {step} could not be written ({_first_line(error)}). "
-            "Earlier checkpoints are untouched. Free some space, then run the same command again."
+            f"{target}: the checkpoint of step {step} could not be written ({reason}). {last}. "
+            f"{advice}, then run the same command again."
         ) from error
     return target
+
+
+def _clear(folder: Path) -> None:
+    """Remove a folder that threads of a failed save may still write to, for a moment."""
+    for _ in range(5):
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)
+
+
+def _reason(error: Exception) -> tuple[str, str]:
+    """Why a file could not be written, and what to do."""
+    code = error.errno if isinstance(error, OSError) else None
+    of_tensorstore = re.search(r"os_error_code='(\d+)'", str(error))
+    if code is None and of_tensorstore:
+        code = int(of_tensorstore[1])
+    if code is None:
+        return _first_line(error), "Mend that"
+    advice = "Free some space there" if code in (errno.ENOSPC, errno.EDQUOT) else "Make it writable"
+    return os.strerror(code), advice
 
 
 def steps(workdir: Path) -> list[int]:
@@ -69,6 +98,12 @@ def steps(workdir: Path) -> list[int]:
     if not folder.is_dir():
         return []
     return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+
+
+def last_sound(workdir: Path) -> Path | None:
+    """Folder of the newest checkpoint that is whole."""
+    folders = (workdir / "checkpoints" / str(step) for step in reversed(steps(workdir)))
+    return next((folder for folder in folders if _damage(folder) is None), None)
 
 
 def info(workdir: Path, step: int) -> dict[str, Any]:
@@ -153,7 +188,7 @@ def restore_weights(workdir: Path, step: int, like: Weights) -> Weights:
     if problem is not None:
         raise CheckpointError(
             f"{folder}: {problem}. Sound checkpoints here: "
-            f"{[s for s in steps(workdir) if _damage(folder.with_name(str(s))) is None]}."
+            f"{[s for s in steps(workdir) if _damage(folder.with_name(str(s))) is None]} (--step)."
         )
     try:
         return _read_weights(folder, like)
@@ -162,7 +197,7 @@ def restore_weights(workdir: Path, step: int, like: Weights) -> Weights:
     except Exception as error:
         raise CheckpointError(
             f"{folder / 'model'} cannot be read ({_first_line(error)}). Take another of the "
-            f"checkpoints {steps(workdir)}, or run training on it again."
+            f"checkpoints {steps(workdir)} with --step, or run training on it again."
         ) from error
 
 
@@ -269,6 +304,8 @@ def _check_same_model(folder: Path, stored: Any, like: Any) -> None:
 
 def _damage(folder: Path) -> str | None:
     """Why a checkpoint must not be read, or None."""
+    if not folder.is_dir():
+        return "there is no such checkpoint"
     try:
         files = json.loads((folder / MANIFEST).read_text())["files"].items()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

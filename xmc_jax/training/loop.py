@@ -122,7 +122,7 @@ def train(run: Run, state: TrainState) -> TrainState:
 
     Raises:
       TrainingError: the loss is not finite.
-      Interrupted: SIGTERM or Ctrl-C; the state was saved first.
+      Interrupted: SIGTERM, SIGHUP or Ctrl-C; the state was saved first.
     """
     allocator.give_back()  # what reading the data took
     done = int(state.step)
@@ -235,8 +235,9 @@ class _Loop:
         if not evaluated:
             self.settle(state, epoch)
         facts = {"epoch": epoch, "held_out": score, "evaluated": evaluated}
-        checkpoints.save(self.run.folder, state, facts)
-        checkpoints.prune(self.run.folder)
+        with self.requests.saving():
+            checkpoints.save(self.run.folder, state, facts)
+            checkpoints.prune(self.run.folder)
         self.saved_at = time.monotonic()
         if evaluated:
             self.evaluated_step = int(state.step)

@@ -64,6 +64,7 @@ class TrainingOptions:
     warmup_epochs: int = 0
     held_out_share: float = 0.05
     held_out_rows: int = 10_000
+    share_of: str = "rows"
     eval_epochs: int = 5
     tail_weight: float = 0.0
     log_steps: int = 20

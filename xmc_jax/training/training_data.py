@@ -17,8 +17,10 @@ from xmc_jax.contracts import Side, TextForm, Tokenizer, Tokens
 from xmc_jax.data import splits
 from xmc_jax.data.dataset import Dataset, filter_matrix
 from xmc_jax.data.readers import formats, layouts
+from xmc_jax.data.readers.reading import AS_FOUND, Reading
 from xmc_jax.data.tokens import token_stores
 from xmc_jax.data.tokens.token_stores import TokenStore
+from xmc_jax.data.tokens.tokenizer import backend_of, unknown_lines, unknown_share
 from xmc_jax.training.options import TrainingOptions
 
 BLOCK_TEXTS = 1 << 16
@@ -108,7 +110,12 @@ class TrainingData:
 
 
 def read_dataset(
-    name: str, folder: str, *, max_length: int | None
+    name: str,
+    folder: str,
+    *,
+    max_length: int | None,
+    share_of: str = "rows",
+    reading: Reading = AS_FOUND,
 ) -> tuple[Dataset, catalog.Entry, Path]:
     """Find and read a data set.
 
@@ -116,6 +123,8 @@ def read_dataset(
       name: of the catalog, or a folder or file.
       folder: of the data set, or a root that holds it; "" = where it is usually looked for.
       max_length: tokens of a text, for the entry of own data.
+      share_of: what a test split is a share of (`xmc_jax.data.splits.hold_out`).
+      reading: what is set of how people's own files are read.
 
     Returns:
       The data set, its catalog entry, and the folder or file it came from.
@@ -125,7 +134,12 @@ def read_dataset(
     text = entry.text if entry else "title"
     copies = files.cache_folder() / "datasets"
     dataset = formats.load(
-        formats.ensure_canonical(source, text=text, cache_root=copies), text=text
+        formats.ensure_canonical(
+            source, text=text, cache_root=copies, share_of=share_of, reading=reading
+        ),
+        text=text,
+        share_of=share_of,
+        reading=reading,
     )
     entry = entry or catalog.find(dataset.name)  # a canonical form keeps the name
     if entry is None:
@@ -180,28 +194,27 @@ def load(
 
 
 def lost(max_length: int, data: TrainingData, tokenizer: Tokenizer) -> list[str]:
-    """Lines that say how much of the texts the tokens leave out; none where it is next to nothing.
+    """Lines that say how much of the texts the tokens leave out: cut off, or unknown.
 
     Args:
       max_length: tokens of a text.
       data: as `load` gives it.
       tokenizer: of the run.
     """
-    lines = []
-    unknown = tokenizer.token_to_id("[UNK]")
-    for name, store in (("training", data.train_tokens), ("label", data.label_tokens)):
+    lines, shares = [], {}
+    stores = {"training": data.train_tokens, "label": data.label_tokens}
+    if data.test is not None:
+        stores["test"] = data.test.tokens
+    for name, store in stores.items():
         full = float((store.lengths() >= max_length).mean())
-        if full > 0.02:
+        if full > 0.02 and name != "test":
             lines.append(
                 f"{full:.0%} of the {name} texts fill max_length = {max_length} tokens; "
                 "what is longer was cut off"
             )
-        if unknown is not None:
-            counts = token_counts((store,), tokenizer.get_vocab_size())
-            share = counts[unknown] / max(1, counts.sum())
-            if share > 0.02:
-                lines.append(f"{share:.0%} of the {name} texts' tokens are unknown ([UNK])")
-    return lines
+        counts = token_counts((store,), tokenizer.get_vocab_size())
+        shares[name] = unknown_share(backend_of(tokenizer), counts)
+    return [*lines, *unknown_lines(shares)]
 
 
 class Prefixed(Sequence[str]):
@@ -254,13 +267,18 @@ def hold_out_rows(
     train = dataclasses.replace(dataset.train, rows=None)
     if options.held_out_share <= 0:
         return train.labels, None
+    notes: list[str] = []
     kept, held_out = splits.hold_out(
         train,
         dataset.label_texts,
         share=options.held_out_share,
         max_rows=options.held_out_rows,
         seed=options.seed,
+        share_of=options.share_of,
+        notes=notes,
     )
+    for note in notes:
+        logging.info("%s", note)
     if not len(held_out):
         return train.labels, None
     assert kept.rows is not None and held_out.rows is not None, "hold_out numbers them"

@@ -12,6 +12,7 @@ from layout_files import LABELS, TRAIN, json_lines, write, write_json, write_lin
 from scipy import sparse
 
 from xmc_jax.data.readers import formats, label_files
+from xmc_jax.data.readers.reading import Reading
 
 
 def error_of(folder) -> str:
@@ -160,13 +161,17 @@ def test_trailing_blank_lines_and_windows_line_ends(tmp_path):
     assert list(dataset.label_texts) == LABELS
 
 
-def test_latin_1_second_try(tmp_path):
+def test_odd_bytes_are_read_as_cp1252(tmp_path):
     folder = write_lines_layout(tmp_path)
     texts = ["plain", "caf\xe9 \x85 next", "\xfcber", "d"]
     (folder / "trn_X.txt").write_bytes("\n".join(texts).encode("latin-1"))
     dataset = formats.load(folder)
-    assert list(dataset.train.texts) == ["plain", "caf\xe9   next", "\xfcber", "d"]
-    assert "trn_X.txt: not utf-8, read as latin-1" in dataset.notes
+    assert list(dataset.train.texts) == ["plain", "caf\xe9 \u2026 next", "\xfcber", "d"]
+    note = "trn_X.txt, line 2: byte 0xe9 is not UTF-8, read as cp1252; 2 such lines in all"
+    assert note in dataset.notes
+    old = formats.load(folder, reading=Reading(version=1))
+    assert old.train.texts[1] == "caf\xe9   next"
+    assert "trn_X.txt: not utf-8, read as latin-1" in old.notes
 
 
 def test_second_try_starts_afresh_on_disk(tmp_path):
@@ -174,7 +179,8 @@ def test_second_try_starts_afresh_on_disk(tmp_path):
     rows = [json_row(title="x" * 50) for _ in range(3000)] + [json_row(title="caf\xe9")]
     content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     write(folder / "trn.json.gz", content.encode("latin-1"))
-    dataset = formats.write_canonical(folder, tmp_path / "out", text="title")
+    old = Reading(version=1)
+    dataset = formats.write_canonical(folder, tmp_path / "out", text="title", reading=old)
     assert len(dataset.train.texts) == 3001 and dataset.train.texts[3000] == "caf\xe9"
     assert dataset.train.texts[0] == "x" * 50
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import threading
 import time
 
 import numpy as np
@@ -14,6 +15,7 @@ from layout_files import json_lines, write, write_json, write_lines_layout
 from scipy import sparse
 
 from xmc_jax.data.readers import formats
+from xmc_jax.data.readers.decoding import Decoder
 
 
 def refused(folder, expected: str) -> None:
@@ -296,7 +298,7 @@ FOUND = {"link": "a link to nowhere, which is not there", "pipe": "a pipe", "fol
     ["test.tsv", "test.csv.gz", "labels.txt", "labels.jsonl", "filter_labels_train.txt"],
 )
 def test_siblings_that_are_no_files(tmp_path, kind, name):
-    write(tmp_path / "train.tsv", "a\tb\n" * 9)
+    write(tmp_path / "train.tsv", "a\tb|c\n" * 9)
     odd(tmp_path / name, kind)
     refused(tmp_path, rf"{name}: found {FOUND[kind]}; expected a file\. Put the file there, or")
     if name.startswith("labels"):
@@ -328,7 +330,7 @@ def test_a_folder_called_like_a_bundled_set_is_used(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("XMC_DATA", raising=False)
     for name in ("wordnet-mini", "LF-WordNetTitles-Mini"):
-        write(tmp_path / name / "mine.tsv", "a\tb\n" * 9)
+        write(tmp_path / name / "mine.tsv", "a\tb|c\n" * 9)
         with pytest.raises(formats.DataError, match=rf"{name}: found only mine\.tsv"):
             formats.find_folder(name)
         with pytest.raises(formats.DataError, match=rf"{name}: found only mine\.tsv"):
@@ -352,3 +354,14 @@ def test_a_thousand_equal_errors(tmp_path):
     shown = done.stderr.splitlines()[-6:]
     assert shown[1].startswith("1,001 bad rows:") or shown[0].startswith("1,001 bad rows:")
     assert done.stderr.count("mine.tsv, line ") == 3 and len(done.stderr) < 2000
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bytes])
+def test_a_pipe_is_opened_once(tmp_path, pack):
+    os.mkfifo(tmp_path / "pipe")
+    text = "".join(f"line {i}\n" for i in range(20_000))
+    writing = (tmp_path / "pipe").write_bytes
+    writer = threading.Thread(target=writing, args=[pack(text.encode())], daemon=True)
+    writer.start()
+    assert list(Decoder(tmp_path / "pipe").lines()) == text.splitlines()
+    writer.join()

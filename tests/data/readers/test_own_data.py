@@ -39,6 +39,40 @@ def one_file_rows(n=200):
     ]
 
 
+@pytest.fixture
+def repeated(tmp_path):
+    """A thousand rows; of 300 of them the text is the same, 100 have none."""
+    rows = [{"text": "Other", "labels": ["x"]}] * 300 + [{"text": " ", "labels": ["x"]}] * 100
+    rows += [{"text": f"Text {i}", "labels": ["x", f"y {i % 9}"]} for i in range(600)]
+    path = tmp_path / "mine.jsonl"
+    write(path, json_lines(rows))
+    return path
+
+
+def test_the_test_rows_are_a_fifth_of_the_rows(repeated):
+    """Those of a text that fills more stay in training, which is said; so do blank ones."""
+    dataset = formats.load(repeated)
+    assert (len(dataset.train), len(dataset.test)) == (800, 200)
+    assert {text[:4] for text in dataset.test.texts} == {"Text"}
+    said = [note for note in dataset.notes if "stay in training" in note]
+    assert said == [
+        "300 of 1,000 rows have the text 'Other': more than the 200 that are held out, so they "
+        "stay in training"
+    ]
+
+
+def test_a_run_of_before_reads_its_own_split(repeated, tmp_path, monkeypatch):
+    """A fifth of the texts, as 6654296 drew them; canonical copies of both are kept."""
+    before = formats.load(repeated, share_of="texts")
+    assert before.digest == "dc868c7fb66396e8a2cbea1afb900b98" and len(before.test) == 219
+    monkeypatch.setattr(formats, "_SMALL_BYTES", 0)
+    for share_of in (*splits.SHARES, *splits.SHARES):
+        options = {"text": "title", "cache_root": tmp_path / "cache", "share_of": share_of}
+        found = formats.load(formats.ensure_canonical(repeated, **options))
+        assert found.digest == formats.load(repeated, share_of=share_of).digest
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
 def test_one_file_is_split_without_reverse_pairs(tmp_path):
     write(tmp_path / "mine.jsonl.gz", json_lines(one_file_rows()))
     dataset = formats.load(tmp_path / "mine.jsonl.gz")
@@ -132,18 +166,29 @@ def test_labels_beside_one_file_are_read_or_refused_and_test_rows_are_not_looked
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-@pytest.mark.parametrize("name", ["train.tsv", "train.csv", "train.jsonl"])
-def test_utf_16_is_not_taken_for_latin_1(tmp_path, name, encoding):
-    write(tmp_path / name, "\ufeffa text\ta label\n".encode(encoding))
-    with pytest.raises(formats.DataError, match=r"found UTF-16; expected UTF-8\. Save the file"):
-        formats.load(tmp_path)
+@pytest.mark.parametrize("name", ["train.tsv", "train.csv", "train.jsonl", "labels.txt"])
+def test_utf_16_is_read_by_its_mark(tmp_path, name, encoding):
+    contents = {
+        "train.tsv": "a text\ta label\n",
+        "train.csv": "a text,a label\n",
+        "train.jsonl": '{"text": "a text", "labels": ["a label"]}\n',
+        "labels.txt": "a label\n",
+    }
+    write(tmp_path / "train.tsv", contents["train.tsv"])
+    if name.startswith("train"):
+        (tmp_path / "train.tsv").unlink()
+    write(tmp_path / name, f"\ufeff{contents[name]}".encode(encoding))
+    dataset = formats.load(tmp_path)
+    assert list(dataset.train.texts) == ["a text"] and list(dataset.label_texts) == ["a label"]
 
 
 def test_latin_1(tmp_path):
     write(tmp_path / "train.tsv", "plain\tf\xfcr\ncaf\xe9\tf\xfcr\n".encode("latin-1") * 5)
     dataset = formats.load(tmp_path)
     assert list(dataset.label_texts) == ["f\xfcr"]
-    assert dataset.notes[0] == "train.tsv: not utf-8, read as latin-1"
+    assert dataset.notes[0] == (
+        "train.tsv, line 1: byte 0xfc is not UTF-8, read as cp1252; 10 such lines in all"
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,7 +202,7 @@ def test_latin_1(tmp_path):
         ("train.jsonl", '{"text": "a"}\n', "found no row with labels"),
         ("train.jsonl", "[\n", r"line 1: found '\['"),
         ("train.tsv", "a\tb\nc\n", "line 2: found 1 columns; expected 2"),
-        ("train.tsv", "a\tb\tc\n", "line 1: found 3 columns; expected 2"),
+        ("train.tsv", "a\tb\tc\n", r"line 1: found 3 columns \(a, b, c\); expected 2"),
         ("train.csv", 'a,b\n"c" d,e\n', "line 2: found a row that is not CSV"),
         ("train.csv", 'a,b\n"c\nd,e\n', "line 3: found a row that is not CSV"),
         ("train.tsv", "", "found no rows"),
@@ -222,22 +267,22 @@ def test_other_file_types_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("train.csv", "text,label_ids\nred,1|2\n", "line 1: found columns named text, label_ids"),
-        ("train.tsv", "Title\tLabels\nred\t1\n", "line 1: found columns named title, labels"),
+        ("train.csv", "text,label_ids\nred,1|2\n", r"line 2: found labels that are ids \(1\)"),
+        ("train.tsv", "Title\tLabels\nred\t1\n", r"line 2: found labels that are ids \(1\)"),
         (
             "train.tsv",
             "red\t3\nblue\t12 45\n",
             r"line 2: .* '12 45'; expected ids with \|",
         ),
         ("train.tsv", "red\t3;4\n", "line 1: found labels '3;4'"),
-        ("train.csv", 'red,"[3, 4]"\n', r"line 1: found labels '\[3, 4\]'"),
+        ("train.csv", 'red,"[3, 4]"\n', r"line 1: found labels that are ids \(3\)"),
     ],
 )
 def test_what_looks_like_ids_is_not_taken_for_label_texts(tmp_path, name, content, expected):
     write(tmp_path / name, content)
     with pytest.raises(formats.DataError, match=expected):
         formats.load(tmp_path)
-    if "ids" not in content and "Labels" not in content:
+    if "that are ids" not in expected:
         write(tmp_path / "labels.txt", "a\nb\n")
         with pytest.raises(formats.DataError, match=expected):
             formats.load(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from xmc_jax.data import texts as texts_lib
 from xmc_jax.data.dataset import Dataset, Split
 from xmc_jax.data.readers.layouts import Layout
 from xmc_jax.data.readers.raw_files import DataError, problem
+from xmc_jax.data.readers.reading import AS_FOUND, Reading
 from xmc_jax.data.texts import LineTexts
 
 FORMAT_VERSION = 1
@@ -34,7 +36,13 @@ ADVICE = (
 _AGAIN = "Delete the folder and write it again with python -m xmc_jax.prepare."
 
 
-def save(dataset: Dataset, folder: str | os.PathLike[str], *, recipe: str | None = None) -> None:
+def save(
+    dataset: Dataset,
+    folder: str | os.PathLike[str],
+    *,
+    recipe: str | None = None,
+    reading: Reading = AS_FOUND,
+) -> None:
     """Writes the canonical form; a folder that already holds this very data set is left as it is.
 
     Everything is written beside the folder under a temporary name, then renamed.
@@ -43,6 +51,7 @@ def save(dataset: Dataset, folder: str | os.PathLike[str], *, recipe: str | None
       dataset: what to write.
       folder: must not exist, or be empty, or hold the same data set.
       recipe: what the texts were made of ("title", ...), for the record.
+      reading: how its files were read, which predictions go by.
 
     Raises:
       DataError: the folder holds something else.
@@ -53,7 +62,7 @@ def save(dataset: Dataset, folder: str | os.PathLike[str], *, recipe: str | None
     check_free(folder)
     same = lambda folder: _holds(folder, dataset)
     with files.publishing_folder(folder, whole=same, advice=ADVICE) as temporary:
-        write_into(dataset, temporary, recipe)
+        write_into(dataset, temporary, recipe, reading)
 
 
 def check_free(folder: Path) -> None:
@@ -74,7 +83,9 @@ def _holds(folder: Path, dataset: Dataset) -> bool:
     return is_canonical(folder) and read_description(folder)["digest"] == dataset.digest
 
 
-def write_into(dataset: Dataset, folder: Path, recipe: str | None = None) -> None:
+def write_into(
+    dataset: Dataset, folder: Path, recipe: str | None = None, reading: Reading = AS_FOUND
+) -> None:
     """Writes the files of the canonical form into an existing folder; the description last."""
     sources = {
         "train": dataset.train.texts,
@@ -102,6 +113,7 @@ def write_into(dataset: Dataset, folder: Path, recipe: str | None = None) -> Non
         "num_labels": len(dataset.label_texts),
         "digest": dataset.digest,
         "text": recipe,
+        "reading": dataclasses.asdict(reading),
         "notes": list(dataset.notes),
         "files": {path.name: path.stat().st_size for path in written},
     }
@@ -184,11 +196,13 @@ def _read(path: Path, load: Callable[..., Any] = np.load, **options: Any) -> Any
         raise problem(path, None, shown, "one as it was written", _AGAIN) from error
 
 
-def copy_folder(layout: Layout, recipe: str, cache_root: str | os.PathLike[str] | None) -> Path:
+def copy_folder(
+    layout: Layout, recipe: str, cache_root: str | os.PathLike[str] | None, reading: Reading
+) -> Path:
     """Returns where the canonical form of a raw data set is kept: changes when its files do."""
     root = cache_root or files.cache_folder()
     state = hashlib.blake2b(digest_size=8)
-    state.update(f"{FORMAT_VERSION} {recipe} {layout.kind}\n".encode())
+    state.update(f"{FORMAT_VERSION} {recipe} {layout.kind} {reading}\n".encode())
     for role, path in sorted(layout.files.items()):
         status = path.stat()
         state.update(f"{role} {path} {status.st_size} {status.st_mtime_ns}\n".encode())

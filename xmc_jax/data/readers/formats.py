@@ -10,6 +10,7 @@ Example::
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from absl import logging
@@ -20,12 +21,14 @@ from xmc_jax.data.readers import canonical, layouts, own_data, raw_readers
 from xmc_jax.data.readers.canonical import save
 from xmc_jax.data.readers.layouts import find_folder
 from xmc_jax.data.readers.raw_files import DataError
+from xmc_jax.data.readers.reading import AS_FOUND, Reading
 
 _SMALL_BYTES = 4 << 20
 
 __all__ = [
     "DataError",
     "Dataset",
+    "Reading",
     "Split",
     "check_sizes",
     "digest",
@@ -34,6 +37,7 @@ __all__ = [
     "find_folder",
     "load",
     "make_dataset",
+    "reading_for",
     "save",
 ]
 
@@ -43,6 +47,8 @@ def load(
     *,
     text: str = "title",
     text_folder: Path | None = None,
+    share_of: str = "rows",
+    reading: Reading = AS_FOUND,
 ) -> Dataset:
     """Reads a folder (or one file of people's own data) of any layout.
 
@@ -51,6 +57,9 @@ def load(
       text: "title" or "title+content"; layouts that hold one text a row, and the canonical form,
         give the texts they have.
       text_folder: where the texts of a raw layout go as files; None = memory.
+      share_of: of own data without test rows: what the test rows are a share of
+        (`xmc_jax.data.splits.hold_out`).
+      reading: what flags say of people's own files; of other raw layouts, their encoding.
 
     Raises:
       DataError: whatever is wrong with the files, with file, line, and what to do.
@@ -60,9 +69,9 @@ def load(
     layout = layouts.detect(folder)
     if layout.kind == layouts.CANONICAL:
         return canonical.load_canonical(layout)
-    place = raw_readers.TextPlace(text_folder)
+    place = raw_readers.TextPlace(text_folder, reading)
     if layout.kind == layouts.OWN:
-        return own_data.read_own(layout, place)
+        return own_data.read_own(layout, place, share_of=share_of)
     return raw_readers.read_public(layout, text, place)
 
 
@@ -71,12 +80,14 @@ def ensure_canonical(
     *,
     text: str,
     cache_root: str | os.PathLike[str] | None = None,
+    share_of: str = "rows",
+    reading: Reading = AS_FOUND,
 ) -> Path:
     """Returns a path that `load` reads fast: the canonical form of a raw data set, written once.
 
     It is kept below ``cache_root``, else ``$XMC_CACHE``, else ``~/.cache/xmc_jax``, under a key of
-    the source files' names, sizes and times and the text recipe. Canonical folders, and raw ones of
-    a few megabytes, are returned as they are.
+    the source files' names, sizes and times, the text recipe and the flags. Canonical folders,
+    and raw ones of a few megabytes, are returned as they are.
 
     Raises:
       DataError: as `load`; nothing half-written is left behind.
@@ -85,22 +96,54 @@ def ensure_canonical(
     size = sum(path.stat().st_size for path in layout.files.values())
     if layout.kind == layouts.CANONICAL or size < _SMALL_BYTES:
         return Path(folder_or_file)
-    folder = canonical.copy_folder(layout, text, cache_root)
+    # Texts were all there was when this was no choice.
+    recipe = text if "test" in layout.files or share_of == "texts" else f"{text} {share_of}"
+    folder = canonical.copy_folder(layout, recipe, cache_root, reading)
     if canonical.is_canonical(folder):
         return folder
     logging.info("first use of %s: writing its canonical form to %s", folder_or_file, folder)
-    write_canonical(folder_or_file, folder, text=text)
+    write_canonical(folder_or_file, folder, text=text, share_of=share_of, reading=reading)
     return folder
 
 
-def write_canonical(folder_or_file: str | os.PathLike[str], folder: Path, *, text: str) -> Dataset:
+def write_canonical(
+    folder_or_file: str | os.PathLike[str],
+    folder: Path,
+    *,
+    text: str,
+    share_of: str = "rows",
+    reading: Reading = AS_FOUND,
+) -> Dataset:
     """Reads a raw data set and writes its canonical form to ``folder``, texts without a detour."""
     with files.publishing_folder(
         folder, whole=canonical.is_canonical, advice=canonical.ADVICE
     ) as temporary:
-        dataset = load(folder_or_file, text=text, text_folder=temporary)
-        canonical.write_into(dataset, temporary, text)
+        dataset = load(
+            folder_or_file, text=text, text_folder=temporary, share_of=share_of, reading=reading
+        )
+        canonical.write_into(dataset, temporary, text, reading)
     return load(folder)
+
+
+def reading_for(folder: str | os.PathLike[str], reading: Reading) -> Reading:
+    """Returns how the files of a data set are read, or were when it was prepared.
+
+    Raises:
+      DataError: flags that have nothing to say in this layout.
+    """
+    layout = layouts.detect(folder)
+    if layout.kind == layouts.OWN:
+        return reading
+    without = reading if layout.kind == layouts.CANONICAL else replace(reading, encoding="")
+    if without.given:
+        raise DataError(
+            f"{layout.root}: found layout {layout.kind!r}; expected your own rows (TSV, CSV, JSON "
+            f"Lines) for {' '.join(without.given)}. Leave the flag out, or give it where the rows "
+            "are prepared."
+        )
+    if layout.kind == layouts.CANONICAL:
+        return Reading.of(canonical.read_description(layout.root).get("reading", {}))
+    return reading
 
 
 def check_sizes(dataset: Dataset) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 import warnings
@@ -15,7 +16,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csr_matrix
 
-from xmc_jax.data.readers.raw_files import line_blocks, lines, listed, problem
+from xmc_jax.data.readers.raw_files import line_blocks, listed, problem
 
 _NEWLINE, _SPACE, _COLON = 10, 32, 58
 _BLOCK_ROWS = 1 << 16
@@ -196,11 +197,12 @@ def _array_header(file: IO[bytes]) -> tuple[int, np.dtype]:
 
 
 def _read_text_matrix(path: Path) -> RawLabels:
-    num_rows, num_labels = _read_header(path)
+    blocks = line_blocks(path)
+    _, first = next(blocks, (1, b""))
+    header, _, rows = first.partition(b"\n")
+    num_rows, num_labels = _sizes(path, header.removesuffix(b"\r"))
     ids, counts_of_blocks, odd = [], [], np.zeros(2, np.int64)
-    for number, block in line_blocks(path):
-        if number == 1:
-            number, block = 2, block[block.index(b"\n") + 1 :]
+    for number, block in itertools.chain([(2, rows)], blocks):
         parsed = _parse_block(block)
         if parsed is None:
             parsed = _parse_lines(path, number, block)
@@ -227,8 +229,7 @@ def _read_text_matrix(path: Path) -> RawLabels:
     return RawLabels(path, indices, indptr, num_labels, lambda row: row + 2, dropped, weighted)
 
 
-def _read_header(path: Path) -> tuple[int, int]:
-    header = next(lines(path), b"")
+def _sizes(path: Path, header: bytes) -> tuple[int, int]:
     fields = header.split()
     if len(fields) != 2 or not all(re.fullmatch(rb"\d{1,18}", field) for field in fields):
         raise problem(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from xmc_jax.data.readers.own_columns import LABEL_NAMES
 from xmc_jax.data.readers.own_rows import OwnRows
 from xmc_jax.data.readers.raw_files import problem
 from xmc_jax.data.readers.raw_readers import TextPlace
@@ -19,8 +20,10 @@ _ID_NAMES = frozenset(
     "classid categoryid tagid topicid 编号 序号".split()
 )
 _TEXT_NAMES = frozenset(
-    "label labels labelname labelnames labeltext labeltexts name names title titles category "
-    "categories class classes tag tags topic topics 标签".split()
+    [
+        *(name.replace("_", "") for name in LABEL_NAMES),
+        *"labelnames labeltext name names title titles".split(),
+    ]
 )
 _SEPARATORS = (r"\t", ",", ";", r"\|")
 _NUMBER, _TEXT = r'"?(?P<id>\d+)"?', r"(?P<text>.+)"
@@ -35,6 +38,7 @@ _LIST = (
 )
 _MOST_BROKEN_SHARE = 0.1
 _LONG = 19  # digits of a number that no 64 bits hold
+_Known = Callable[[Collection[str], Collection[str]], bool]  # whether rows name ids or texts
 _ADVICE = "Write each label as ID<TAB>TEXT, or texts alone: then ids are line numbers from 0."
 
 
@@ -45,6 +49,7 @@ def understand(
     rows: Collection[OwnRows],
     place: TextPlace,
     notes: list[str],
+    key: Callable[[str], str] = str.strip,
 ) -> tuple[LineTexts, dict[str, int] | None]:
     """Tells a column of ids, and a header, from label texts; what the rows name decides.
 
@@ -55,6 +60,7 @@ def understand(
       rows: of all files.
       place: where the texts go without ids and header.
       notes: gets what was understood.
+      key: what label texts are compared by.
 
     Returns:
       The label texts, and for each label that the rows name by an id of the file, or beside one,
@@ -65,12 +71,17 @@ def understand(
     """
     lines = [text.strip() for text in texts]
     names = {str(name) for file in rows for name in file.names}
-    by_text = not any(file.typed and are_ids(file) for file in rows) and names <= set(lines)
+    in_rows = {key(name) for name in names}
+    by_text = not any(file.typed and are_ids(file) for file in rows)
+    by_text = by_text and in_rows <= {key(line) for line in lines}
+    known = lambda keys, labels: (
+        not (names.isdisjoint(keys) and in_rows.isdisjoint(map(key, labels)))
+    )
     columns = None
     if ids is not None and not by_text:
-        columns = _checked(path, lines, list(enumerate(ids, 1)), lines, names)
+        columns = _checked(path, lines, list(enumerate(ids, 1)), lines, known)
     elif not by_text:
-        columns = _id_column(path, lines, names)
+        columns = _id_column(path, lines, known)
     if columns is None:
         if _is_header(path, lines, names, by_text):
             notes.append(f"{path.name}: line 1 ({lines[0]}) is taken for a header")
@@ -85,11 +96,13 @@ def understand(
     )
     of_text: dict[str, int] = {}
     for number, label in enumerate(labels):
-        of_text.setdefault(label, number)
-    of_id = {key: number for number, key in enumerate(keys)}
+        of_text.setdefault(key(label), number)
+    of_id = {code: number for number, code in enumerate(keys)}
     if all(_key(name) in of_id for name in names):
         return _written(place, labels), {name: of_id[_key(name)] for name in names}
-    return _written(place, labels), {name: of_text[name] for name in names if name in of_text}
+    return _written(place, labels), {
+        name: of_text[key(name)] for name in names if key(name) in of_text
+    }
 
 
 def are_ids(rows: OwnRows) -> bool:
@@ -137,7 +150,7 @@ def _key(name: str) -> str:
 
 
 def _id_column(
-    path: Path, lines: Sequence[str], names: set[str]
+    path: Path, lines: Sequence[str], known: _Known
 ) -> tuple[list[str], Sequence[str], bool] | None:
     """Returns ids, labels, and whether line 1 is a header; None where there are no ids."""
     cells = [_plain(cell) for cell in re.split("[\t,;|]", lines[0])]
@@ -159,7 +172,7 @@ def _id_column(
     labels = [_bare(match["text"]) if match else "" for _, match in rows]
     if pattern == _LIST and not _is_list([key for _, key in ids], labels):
         return None
-    return _checked(path, lines, ids, labels, names, header=header)
+    return _checked(path, lines, ids, labels, known, header=header)
 
 
 def _checked(
@@ -167,13 +180,13 @@ def _checked(
     lines: Sequence[str],
     ids: Sequence[tuple[int, str | None]],
     labels: Sequence[str],
-    names: set[str],
+    known: _Known,
     *,
     header: bool = False,
 ) -> tuple[list[str], Sequence[str], bool] | None:
     """The same, of (line, id) pairs; None where the rows don't know these ids."""
     keys = [_key(key) for _, key in ids if key is not None]
-    if not header and not all(map(_is_number, keys)) and names.isdisjoint({*keys, *labels}):
+    if not header and not all(map(_is_number, keys)) and not known(keys, labels):
         return None
     seen: set[str] = set()
     for number, key in ids:

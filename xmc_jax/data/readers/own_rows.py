@@ -5,30 +5,27 @@ from __future__ import annotations
 import array
 import csv
 import dataclasses
+import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from xmc_jax.data.readers.raw_files import BadRows, lines, listed, problem, with_encodings
+from xmc_jax.data.readers import own_columns
+from xmc_jax.data.readers.decoding import Decoder, with_decoder
+from xmc_jax.data.readers.own_cells import Label, splitter, tidy, unquoted
+from xmc_jax.data.readers.own_columns import Columns
+from xmc_jax.data.readers.raw_files import BadRows, listed, problem
 from xmc_jax.data.readers.raw_readers import TextPlace, json_rows
+from xmc_jax.data.readers.reading import Reading
 from xmc_jax.data.texts import LineTexts, clean
 
 _CSV_FIELD_CHARACTERS = 1 << 24
-_ADVICE = "Write one text and its labels a line: text<TAB>label|label; in CSV text,label|label."
-# Names that people give their columns; in a first row that is not "text" and "labels" they would
-# be taken for a text and its label.
-_TEXT_NAMES = frozenset(
-    "text texts title titles query queries question sentence document description content name "
-    "product keyword keywords".split()
-)
-_LABEL_NAMES = frozenset(
-    "label labels label_id label_ids labelid labelids category categories category_id class "
-    "classes tag tags target targets".split()
-)
-Label = str | int
 Row = tuple[int, str, Sequence[Label]]  # its line, its text, its labels
-Parse = Callable[[Path, str, BadRows], Iterator[Row]]
+Keys = tuple[str | None, str | None]  # of an object: of its text, of its labels
+Fields = Iterator[tuple[int, list[str]]]  # of a table: the line that a row ends on, its cells
 
 
 @dataclasses.dataclass
@@ -44,6 +41,7 @@ class OwnRows:
       indptr: int64 ``[n + 1]``.
       lines: int64 ``[n]``, the line each row ends on.
       first_lines: the line each name is first seen on.
+      columns: names of the columns, or keys of the first object; empty where there are none.
       notes: what was met.
     """
 
@@ -55,19 +53,200 @@ class OwnRows:
     indptr: np.ndarray
     lines: np.ndarray
     first_lines: np.ndarray
+    columns: list[str]
     notes: list[str]
+
+
+class Source:
+    """One file, row by row.
+
+    Attributes:
+      decoder: of its lines.
+      reading: flags.
+      bad: rows that are wrong.
+      columns: names of its columns, or keys of its first object, once they were met.
+    """
+
+    def __init__(self, decoder: Decoder, reading: Reading, bad: BadRows) -> None:
+        """Nothing is read yet."""
+        self.decoder, self.reading, self.bad = decoder, reading, bad
+        self.path = decoder.path
+        self.columns: list[str] = []
+
+    @property
+    def kind(self) -> str:
+        """Its ending: tsv, csv, jsonl, json."""
+        return kind_of(self.path)
+
+    def rows(self) -> Iterator[Row]:
+        """Its rows."""
+        if self.kind not in ("tsv", "csv"):
+            yield from self._objects()
+            return
+        split, find = splitter(self.reading), self._find_columns
+        for line, fields, columns in self.table(find):
+            assert columns.labels is not None
+            yield line, fields[columns.text], split(fields[columns.labels])
+
+    def _find_columns(self, line: int, fields: list[str]) -> Columns:
+        if self.reading.version == 1:
+            return _old_columns(fields)
+        return own_columns.find_columns(self.path, line, fields, self.reading)
+
+    def table(
+        self, find: Callable[[int, list[str]], Columns]
+    ) -> Iterator[tuple[int, list[str], Columns]]:
+        """Rows of a table as wide as its first one; blank ones are skipped, and names."""
+        columns = None
+        for line, fields in self._fields():
+            if not any(field.strip() for field in fields):
+                continue
+            if columns is None:
+                columns = find(line, fields)
+                if columns.header:
+                    self.columns = [field.strip() for field in fields]
+                    continue
+            if len(fields) != columns.width:
+                shown, advice = f"{len(fields)} columns", own_columns.ADVICE
+                self.bad.add(problem(self.path, line, shown, f"{columns.width}", advice))
+                continue
+            yield line, fields, columns
+
+    def _fields(self) -> Fields:
+        return self._csv_fields() if self.kind == "csv" else self._tsv_fields()
+
+    def _tsv_fields(self) -> Fields:
+        as_it_is = self.reading.version == 1
+        for line, text in enumerate(self.decoder.lines(), 1):
+            fields = text.split("\t")
+            if '"' in text and not as_it_is:
+                fields = [unquoted(field.strip()) for field in fields]
+            yield line, fields
+
+    def _csv_fields(self) -> Fields:
+        lines = (line + "\n" for line in self.decoder.lines())
+        first = next(lines, "")
+        new = self.reading.version > 1
+        bare = re.sub('"[^"]*"', "", first)
+        # Spreadsheets of half of Europe write semicolons.
+        others = [mark for mark in "\t;" if mark in bare and "," not in bare] if new else []
+        reader = csv.reader(
+            itertools.chain([first], lines) if first else lines,
+            delimiter=others[0] if others else ",",
+            skipinitialspace=new,
+            strict=True,
+        )
+        limit = csv.field_size_limit(_CSV_FIELD_CHARACTERS)  # the default refuses long documents
+        try:
+            for fields in reader:
+                yield reader.line_num, fields
+        except csv.Error as error:
+            raise problem(
+                self.path,
+                reader.line_num,
+                f"a row that is not CSV ({error})",
+                "text,label|label; a text with a comma or a quote in double quotes",
+                "Correct the quotes.",
+            ) from error
+        finally:
+            csv.field_size_limit(limit)
+
+    def _objects(self) -> Iterator[Row]:
+        split = splitter(self.reading)
+        label_key = None
+        for line, row, keys in self.objects(self._find_keys):
+            text = row[keys[0]]
+            if keys[1] is None:
+                yield line, text, []
+                continue
+            if keys[1] != label_key:
+                if label_key is not None:
+                    expected = f"labels under {label_key!r}, as in the rows before"
+                    advice = f"Rename it, or say --label_column={label_key}."
+                    self.bad.add(problem(self.path, line, f"key {keys[1]!r}", expected, advice))
+                    continue
+                label_key = keys[1]
+            labels = self._labels(row[label_key], split)
+            if labels is None:
+                expected = "a list of ids or of label texts"
+                advice = "Ids are line numbers of labels.txt, from 0."
+                shown = f"{label_key} {row[label_key]!r}"[:60]
+                self.bad.add(problem(self.path, line, shown, expected, advice))
+                continue
+            yield line, text, labels
+
+    def _labels(self, value: Any, split: Callable[[str], list[str]]) -> list[Label] | None:
+        """Labels of an object; None = they are none."""
+        if isinstance(value, str) and self.reading.version > 1:
+            return [*split(value)]
+        values = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(type(label) in (str, int) for label in values):
+            return None
+        labels: list[Label] = []
+        for label in values:
+            if not isinstance(label, str):
+                labels.append(label)
+            elif not self.reading.separator:
+                labels += tidy([label])
+            else:
+                labels += split(label)
+        return labels
+
+    def _find_keys(self, line: int, keys: tuple[str, ...]) -> Keys:
+        if self.reading.version > 1:
+            return own_columns.find_keys(self.path, line, keys, self.reading)
+        return "text" if "text" in keys else None, "labels" if "labels" in keys else None
+
+    def objects(
+        self, find: Callable[[int, tuple[str, ...]], Keys]
+    ) -> Iterator[tuple[int, dict[str, Any], tuple[str, str | None]]]:
+        """Objects of JSON Lines that have a text, with the keys of text and labels."""
+        known: dict[tuple[str, ...], Keys] = {}
+        for line, row in json_rows(self.decoder, self.bad):
+            shown, expected = repr(row)[:60], "an object with a string 'text'"
+            advice = 'Write {"text": "...", "labels": [...]} on each line.'
+            if isinstance(row, dict):
+                keys = tuple(row)
+                self.columns = self.columns or list(keys)
+                if keys not in known:
+                    known[keys] = find(line, keys)
+                text, labels = known[keys]
+                if text is not None and isinstance(row[text], str):
+                    yield line, row, (text, labels)
+                    continue
+                if text is None:
+                    shown, expected = f"keys {', '.join(keys)[:200]}", "a text under a usual name"
+                    if self.reading.text_column:
+                        expected = f"{self.reading.text_column!r} among them"
+                    advice = (
+                        "Say which holds the text, --text_column=KEY, and where labels are read "
+                        "--label_column=KEY."
+                    )
+                    if len(known) == 1:  # no row has a known key so far
+                        raise problem(self.path, line, shown, expected, advice)
+            self.bad.add(problem(self.path, line, shown, expected, advice))
+
+
+def holds_rows(path: Path) -> bool:
+    """Whether a file is a table or JSON Lines, by its ending; else it has one text a line."""
+    return kind_of(path) in ("tsv", "csv", "jsonl", "json")
+
+
+def kind_of(path: Path) -> str:
+    """The ending of a file, that of compression left out."""
+    return path.name.removesuffix(".gz").rpartition(".")[2].lower()
 
 
 def read_rows(path: Path, role: str, place: TextPlace) -> OwnRows:
     """Reads a file by its ending.
 
     Raises:
-      DataError: broken rows (the first 20), ids mixed with texts, no rows; with file and line.
+      DataError: broken rows, ids mixed with texts, no rows; with file and line.
     """
-    kind = path.name.removesuffix(".gz").rpartition(".")[2]
-    parse = {"tsv": _tsv_rows, "csv": _csv_rows}.get(kind, _json_lines_rows)
-    rows, notes = with_encodings(
-        path, lambda encoding: _collect(path, role, place, parse, encoding)
+    rows, notes = with_decoder(
+        path,
+        lambda decoder: _collect(Source(decoder, place.reading, BadRows()), role, place),
+        place.reading,
     )
     rows.notes = notes + rows.notes
     if len(rows.texts) == 0:
@@ -75,13 +254,13 @@ def read_rows(path: Path, role: str, place: TextPlace) -> OwnRows:
     return rows
 
 
-def _collect(path: Path, role: str, place: TextPlace, parse: Parse, encoding: str) -> OwnRows:
+def _collect(source: Source, role: str, place: TextPlace) -> OwnRows:
     numbers: dict[Label, int] = {}  # of this file alone: a second encoding starts afresh
     codes, indptr = array.array("i"), array.array("q", [0])
     at, first_lines, empty = array.array("q"), array.array("q"), []
-    bad = BadRows()
+    path = source.path
     with place.writer(role) as writer:
-        for line, text, labels in parse(path, encoding, bad):
+        for line, text, labels in source.rows():
             text = clean(text).strip()
             writer.append(text)
             if not text:
@@ -94,18 +273,19 @@ def _collect(path: Path, role: str, place: TextPlace, parse: Parse, encoding: st
                 codes.append(code)
             indptr.append(len(codes))
             at.append(line)
-        bad.check()
+        source.bad.check()
         texts = writer.close()
     notes = [f"{path.name}: {len(empty)} empty texts (lines {listed(empty)})"] if empty else []
     return OwnRows(
         path,
         texts,
         names=list(numbers),
-        typed=parse is _json_lines_rows,
+        typed=source.kind not in ("tsv", "csv"),
         codes=np.array(codes),
         indptr=np.array(indptr),
         lines=np.array(at),
         first_lines=np.array(first_lines),
+        columns=source.columns,
         notes=notes,
     )
 
@@ -122,82 +302,40 @@ def _check_kind(path: Path, line: int, label: Label, numbers: dict[Label, int]) 
         )
 
 
-def _json_lines_rows(path: Path, encoding: str, bad: BadRows) -> Iterator[Row]:
-    for line, row in json_rows(path, encoding, bad):
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            expected = "an object with a string 'text'"
-            advice = 'Write {"text": "...", "labels": [...]} on each line.'
-            bad.add(problem(path, line, repr(row)[:60], expected, advice))
-            continue
-        labels = row.get("labels")
-        labels = [] if labels is None else labels if isinstance(labels, list) else [labels]
-        if not all(type(label) in (str, int) for label in labels):
-            expected = "a list of ids or of label texts"
-            advice = "Ids are line numbers of labels.txt, from 0."
-            bad.add(problem(path, line, f"labels {labels!r}"[:60], expected, advice))
-            continue
-        yield line, row["text"], _tidy(labels)
+def _old_columns(fields: Sequence[str]) -> Columns:
+    """Columns by version 1: names are text and labels (or label), or there are none."""
+    names = [field.strip().casefold() for field in fields]
+    if "text" in names and ("labels" in names or "label" in names):
+        labels = names.index("labels" if "labels" in names else "label")
+        return Columns(names.index("text"), labels, len(names), header=True)
+    return Columns(0, 1, 2, header=False)
 
 
-def _tidy(labels: Sequence[Label]) -> list[Label]:
-    tidy = (clean(label).strip() if isinstance(label, str) else label for label in labels)
-    return [label for label in tidy if label != ""]
+def row_texts(decoder: Decoder, text_column: str, *, kept: bool) -> Iterator[str]:
+    """Yields the texts of a file of rows, whose labels are left out if it has any.
 
+    Args:
+      decoder: of the file.
+      text_column: its name or number; "" = looked for.
+      kept: the column is that of training; the file may have others.
 
-def _tsv_rows(path: Path, encoding: str, bad: BadRows) -> Iterator[Row]:
-    numbered = enumerate(lines(path), 1)
-    decoded = ((number, line.decode(encoding)) for number, line in numbered)
-    return _table_rows(path, ((number, line.split("\t")) for number, line in decoded), bad)
-
-
-def _csv_rows(path: Path, encoding: str, bad: BadRows) -> Iterator[Row]:
-    limit = csv.field_size_limit(_CSV_FIELD_CHARACTERS)  # the default refuses long documents
-    try:
-        yield from _table_rows(path, _csv_fields(path, encoding), bad)
-    finally:
-        csv.field_size_limit(limit)
-
-
-def _csv_fields(path: Path, encoding: str) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader((line.decode(encoding) + "\n" for line in lines(path)), strict=True)
-    while True:
-        try:
-            fields = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise problem(
-                path,
-                reader.line_num,
-                f"a row that is not CSV ({error})",
-                "text,label|label; a text with a comma or a quote in double quotes",
-                "Correct the quotes.",
-            ) from error
-        yield reader.line_num, fields
-
-
-def _table_rows(path: Path, rows: Iterator[tuple[int, list[str]]], bad: BadRows) -> Iterator[Row]:
-    """Turns fields into texts and labels; blank lines are skipped, a header names the columns."""
-    text_column, label_column, width, begun = 0, 1, 2, False
-    for line, fields in rows:
-        if not any(field.strip() for field in fields):
-            continue
-        if not begun:
-            begun = True
-            names = [field.strip().casefold() for field in fields]
-            if "text" in names and ("labels" in names or "label" in names):
-                text_column, width = names.index("text"), len(names)
-                label_column = names.index("labels" if "labels" in names else "label")
-                continue
-            if _TEXT_NAMES & set(names) and _LABEL_NAMES & set(names):
-                raise problem(
-                    path,
-                    line,
-                    f"columns named {', '.join(names)}",
-                    "the names text and labels, or no names",
-                    "Rename the columns; a row that is data and not names can stand further down.",
-                )
-        if len(fields) != width:
-            bad.add(problem(path, line, f"{len(fields)} columns", f"{width}", _ADVICE))
-            continue
-        yield line, fields[text_column], _tidy(fields[label_column].split("|"))
+    Raises:
+      DataError: as `read_rows`.
+    """
+    source = Source(decoder, Reading(), BadRows())
+    path = source.path
+    if source.kind in ("tsv", "csv"):
+        find = lambda line, fields: own_columns.find_text_column(
+            path, line, fields, text_column, kept=kept
+        )
+        texts = (fields[columns.text] for _, fields, columns in source.table(find))
+    else:
+        find_key = lambda line, keys: (
+            own_columns.find_text_key(path, line, keys, text_column, kept=kept),
+            None,
+        )
+        texts = (row[keys[0]] for _, row, keys in source.objects(find_key))
+    for text in texts:
+        source.bad.check()
+        yield clean(text).strip()
+    source.bad.check()

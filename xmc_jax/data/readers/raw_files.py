@@ -1,4 +1,4 @@
-"""Opening data files: one kind of error, compressed or not, utf-8 with a latin-1 second try."""
+"""Opening data files: one kind of error, compressed or not."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import codecs
 import collections
 import gzip
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, cast
 
-from absl import logging
-
-_Result = TypeVar("_Result")
 _MARK = codecs.BOM_UTF8
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _BLOCK_BYTES = 1 << 24
 _SHOWN_BAD_ROWS = 3
-_BROKEN = (EOFError, gzip.BadGzipFile, zlib.error)
+BROKEN = (EOFError, gzip.BadGzipFile, zlib.error)
 _GZIP = b"\x1f\x8b"
+_HEAD_BYTES = 512
 _CONTROLS = bytes({*range(32)} - set(b"\t\n\x0b\x0c\r\x1a\x1c\x1d\x1e\x1f"))
 _NO_TEXT = {
     b"PK\x03\x04": "a zip file (a spreadsheet is one)",
@@ -90,21 +88,25 @@ def open_binary(path: Path) -> BinaryIO:
     Raises:
       DataError: something else than text.
     """
-    with open(path, "rb") as file:
-        head = file.read(512)
+    file: Any = open(path, "rb")  # once: what a pipe gives is not given again
+    head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
     if head.startswith(_GZIP):
-        return cast(BinaryIO, gzip.open(path))
+        unpacked = gzip.GzipFile(fileobj=file)
+        unpacked.myfileobj = file  # closed with it
+        return cast(BinaryIO, unpacked)
     other = next((name for start, name in _NO_TEXT.items() if head.startswith(start)), None)
     is_text = head.startswith(_UTF_16) or head.translate(None, _CONTROLS) == head
     if path.suffix == ".gz" and not (other or is_text):
         other = "no gzip file: its first bytes are others"
     if other:
+        file.close()
         advice = "Export it as text, or download it again."
         raise problem(path, None, other, "text, or text in a gzip file", advice)
-    return open(path, "rb")
+    return file
 
 
-def _truncated(path: Path, line: int | None, error: Exception) -> DataError:
+def truncated(path: Path, line: int | None, error: Exception) -> DataError:
+    """Returns the error of a compressed file that cannot be read on."""
     return problem(
         path,
         line,
@@ -114,24 +116,6 @@ def _truncated(path: Path, line: int | None, error: Exception) -> DataError:
     )
 
 
-def lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines of a file without their ends; only ``\\n`` and ``\\r\\n`` end a line.
-
-    Raises:
-      DataError: a truncated or broken gzip file, with the line up to which it could be read.
-    """
-    number = 0
-    with open_binary(path) as file:
-        try:
-            for line in file:
-                number += 1
-                if number == 1:
-                    line = line.removeprefix(_MARK)
-                yield line.removesuffix(b"\n").removesuffix(b"\r")
-        except _BROKEN as error:
-            raise _truncated(path, number + 1, error) from error
-
-
 def line_blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yields (number of the first line, block of whole lines); the last line gets its end."""
     number, rest = 1, b""
@@ -139,8 +123,8 @@ def line_blocks(path: Path) -> Iterator[tuple[int, bytes]]:
         while True:
             try:
                 block = file.read(_BLOCK_BYTES)
-            except _BROKEN as error:
-                raise _truncated(path, number, error) from error
+            except BROKEN as error:
+                raise truncated(path, number, error) from error
             if not block:
                 break
             cut = block.rfind(b"\n") + 1
@@ -152,22 +136,3 @@ def line_blocks(path: Path) -> Iterator[tuple[int, bytes]]:
             number += whole.count(b"\n")
     if rest:
         yield number, (rest.removeprefix(_MARK) if number == 1 else rest) + b"\n"
-
-
-def with_encodings(path: Path, read: Callable[[str], _Result]) -> tuple[_Result, list[str]]:
-    """Returns ``read("utf-8")``, or, where that meets bytes that are not, ``read("latin-1")``.
-
-    Files written by tools that use latin-1 throughout are common. The second value holds a note
-    where the second try was needed.
-
-    Raises:
-      DataError: the file is UTF-16, as spreadsheets write "Unicode text".
-    """
-    logging.info("reading %s", path)
-    try:
-        return read("utf-8"), []
-    except UnicodeDecodeError:
-        with open_binary(path) as file:
-            if file.read(2) in _UTF_16:
-                raise problem(path, None, "UTF-16", "UTF-8", "Save the file as UTF-8.") from None
-        return read("latin-1"), [f"{path.name}: not utf-8, read as latin-1"]

@@ -13,9 +13,11 @@ import numpy as np
 
 from xmc_jax.data.dataset import Dataset, Split, make_dataset
 from xmc_jax.data.readers import label_files
+from xmc_jax.data.readers.decoding import Decoder, with_decoder
 from xmc_jax.data.readers.label_files import RawLabels
 from xmc_jax.data.readers.layouts import JSON, Layout
-from xmc_jax.data.readers.raw_files import BadRows, lines, listed, problem, with_encodings
+from xmc_jax.data.readers.raw_files import BadRows, listed, problem
+from xmc_jax.data.readers.reading import AS_FOUND, Reading
 from xmc_jax.data.texts import LineTexts, LineWriter
 
 RECIPES = ("title", "title+content")
@@ -23,9 +25,15 @@ RECIPES = ("title", "title+content")
 
 @dataclasses.dataclass
 class TextPlace:
-    """Where a reader puts texts: files in a folder, or memory where there is none."""
+    """Where a reader puts texts, and how it reads them.
+
+    Attributes:
+      folder: texts become files there; None = memory.
+      reading: of people's own files; of all other layouts, their encoding.
+    """
 
     folder: Path | None = None
+    reading: Reading = AS_FOUND
 
     def writer(self, role: str) -> LineWriter:
         """Returns the writer for "train", "test" or "labels"."""
@@ -57,19 +65,18 @@ def read_public(layout: Layout, recipe: str, place: TextPlace) -> Dataset:
     return make_dataset(layout.name, splits[0], splits[1], label_texts, notes)
 
 
-def json_rows(path: Path, encoding: str, bad: BadRows | None = None) -> Iterator[tuple[int, Any]]:
+def json_rows(decoder: Decoder, bad: BadRows | None = None) -> Iterator[tuple[int, Any]]:
     """Yields (line number, object) of a JSON Lines file; blank lines may stand at its end only.
 
     Lines that are not JSON go to ``bad``, if it is given.
     """
-    blank = None
-    for number, line in enumerate(lines(path), 1):
-        if not line.strip():
+    blank, path = None, decoder.path
+    for number, text in enumerate(decoder.lines(), 1):
+        if not text.strip():
             blank = blank or number
             continue
         if blank is not None:
             raise problem(path, blank, "a blank line", "one JSON object a line", "Remove it.")
-        text = line.decode(encoding)
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
@@ -116,15 +123,15 @@ def _read_json_split(
     layout: Layout, role: str, recipe: str, place: TextPlace
 ) -> tuple[LineTexts, RawLabels, list[str]]:
     path, matrix_path = layout.files[role], layout.files.get(f"{role}_labels")
-    _, first = next(json_rows(path, "latin-1"), (0, {}))
+    _, first = next(json_rows(Decoder(path, place.reading.encoding)), (0, {}))
     if isinstance(first, dict) and "target_ind" not in first and matrix_path is not None:
         return _read_beside_matrix(path, matrix_path, role, recipe, place)
 
-    def read(encoding: str) -> tuple[LineTexts, RawLabels, list[int]]:
+    def read(decoder: Decoder) -> tuple[LineTexts, RawLabels, list[int]]:
         ids, indptr, empty = array.array("i"), array.array("q", [0]), []
         dropped = weighted = 0
         with place.writer(role) as writer:
-            for number, row in json_rows(path, encoding):
+            for number, row in json_rows(decoder):
                 text = _make_text(row, recipe, path, number)
                 writer.append(text)
                 if not text:
@@ -138,7 +145,7 @@ def _read_json_split(
             )
             return writer.close(), raw, empty
 
-    (texts, raw, empty), notes = with_encodings(path, read)
+    (texts, raw, empty), notes = with_decoder(path, read, place.reading)
     return texts, raw, notes + _empty_note(path, empty)
 
 
@@ -177,12 +184,12 @@ def _read_beside_matrix(
 ) -> tuple[LineTexts, RawLabels, list[str]]:
     raw = label_files.read_label_matrix(matrix_path)
 
-    def read(encoding: str) -> tuple[LineTexts, list[int]]:
+    def read(decoder: Decoder) -> tuple[LineTexts, list[int]]:
         with place.writer(role) as writer:
-            empty = _read_json_texts(json_rows(path, encoding), path, recipe, writer)
+            empty = _read_json_texts(json_rows(decoder), path, recipe, writer)
             return writer.close(), empty
 
-    (texts, empty), notes = with_encodings(path, read)
+    (texts, empty), notes = with_decoder(path, read, place.reading)
     _check_rows(path, len(texts), raw)
     return texts, raw, notes + _empty_note(path, empty)
 
@@ -205,11 +212,10 @@ def read_line_file(
     A ``Yf.txt`` of ``id->text`` lines gives what stands behind the last arrow.
     """
 
-    def read(encoding: str) -> tuple[LineTexts, list[int]]:
+    def read(decoder: Decoder) -> tuple[LineTexts, list[int]]:
         empty, waiting = [], 0
         with place.writer(role) as writer:
-            for number, line in enumerate(lines(path), 1):
-                text = line.decode(encoding)
+            for number, text in enumerate(decoder.lines(), 1):
                 if path.name.removesuffix(".gz") == "Yf.txt" and text.strip():
                     text = _after_arrow(text, path, number)
                 if not text.strip():
@@ -223,7 +229,7 @@ def read_line_file(
                 writer.append(text)
             return writer.close(), empty[: len(empty) - waiting]
 
-    (texts, empty), notes = with_encodings(path, read)
+    (texts, empty), notes = with_decoder(path, read, place.reading)
     return texts, notes + _empty_note(path, empty)
 
 
@@ -247,12 +253,12 @@ def _read_label_texts(
         texts, more = read_line_file(path, "labels", place, num_labels)
     else:
 
-        def read(encoding: str) -> tuple[LineTexts, list[int]]:
+        def read(decoder: Decoder) -> tuple[LineTexts, list[int]]:
             with place.writer("labels") as writer:
-                empty = _read_json_texts(json_rows(path, encoding), path, recipe, writer)
+                empty = _read_json_texts(json_rows(decoder), path, recipe, writer)
                 return writer.close(), empty
 
-        (texts, empty), more = with_encodings(path, read)
+        (texts, empty), more = with_decoder(path, read, place.reading)
         more += _empty_note(path, empty)
     notes += more
     if len(texts) == 0:

@@ -21,6 +21,7 @@ from xmc_jax.metrics.propensity import label_frequency
 ANALYZERS = ("word", "word+char")
 _WORD = re.compile(r"\w+")
 _CHARS = (3, 5)  # shortest and longest piece of a word, its two boundaries included
+_LONGEST = 100  # characters of a word that are cut into pieces
 
 
 def popularity(train_labels: sp.csr_matrix, num_rows: int, k: int) -> np.ndarray:
@@ -126,7 +127,7 @@ def _terms(text: str, analyzer: str) -> Iterator[str]:
     for word in _WORD.findall(text.lower()):
         yield word
         if analyzer == "word+char":
-            padded = f" {word} "
+            padded = f" {word[:_LONGEST]} "
             for size in range(_CHARS[0], min(_CHARS[1], len(padded)) + 1):
                 for start in range(len(padded) - size + 1):
                     yield "#" + padded[start : start + size]  # "#" keeps pieces apart from words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,13 +11,20 @@ from absl import logging
 
 from xmc_jax import catalog, metrics
 from xmc_jax.data import splits
+from xmc_jax.data import texts as texts_lib
 from xmc_jax.data.dataset import Dataset, Split, filter_matrix
 from xmc_jax.data.graph import gandalf
 from xmc_jax.data.readers import canonical, formats, layouts
+from xmc_jax.data.readers.reading import AS_FOUND, Reading
 from xmc_jax.data.summaries import baselines
+from xmc_jax.data.tokens import token_stores
+from xmc_jax.data.tokens import tokenizer as tokenizers
 from xmc_jax.metrics import propensity
 
 TAIL_POINTS = 5
+VOCABULARY = 30_000  # pieces, as in training
+VOCABULARY_TEXTS, VOCABULARY_LENGTH = 50_000, 256  # of which unknown tokens are counted
+SHOWN_ROWS, SHOWN_LABELS = 3, 10
 SAMPLE_ROWS = 5_000
 SAMPLE_SEED = 0
 POSTULATE_ROWS = 1_000
@@ -25,13 +33,20 @@ _MAX_DEPTH = 200
 _KS = (1, 3, 5)
 
 
-def prepare(source: str, output: str | None = None, *, text: str | None = None) -> Iterator[str]:
+def prepare(
+    source: str,
+    output: str | None = None,
+    *,
+    text: str | None = None,
+    reading: Reading = AS_FOUND,
+) -> Iterator[str]:
     """Checks a data set, writes its canonical form, and yields the report line by line.
 
     Args:
       source: a folder, one file of people's own data, or a catalog name.
       output: folder for the canonical form; None or "" = only check.
       text: "title" or "title+content"; None or "" = what the catalog says, else "title".
+      reading: what is set of how people's own files are read.
 
     Raises:
       DataError: whatever is wrong, with file and line; nothing is written then.
@@ -40,19 +55,21 @@ def prepare(source: str, output: str | None = None, *, text: str | None = None) 
     layout = layouts.detect(folder)
     entry = catalog.find(source) or catalog.find(layout.name)
     text = text or (entry.text if entry else "title")
+    reading = formats.reading_for(folder, reading)
     if not output:
-        dataset = formats.load(folder, text=text)
+        dataset = formats.load(folder, text=text, reading=reading)
     elif (Path(output) / canonical.DESCRIPTION).is_file():
-        dataset = formats.load(folder, text=text)
-        canonical.save(dataset, output, recipe=text)
+        dataset = formats.load(folder, text=text, reading=reading)
+        canonical.save(dataset, output, recipe=text, reading=reading)
     else:
         canonical.check_free(Path(output))
-        dataset = formats.write_canonical(folder, Path(output), text=text)
+        dataset = formats.write_canonical(folder, Path(output), text=text, reading=reading)
     entry = entry or catalog.find(dataset.name)  # a canonical form keeps the name
     yield f"{dataset.name}: layout {layout.kind!r} in {layout.root}, texts {text!r}"
     yield from summarise(dataset)
     if output:
         yield f"  canonical form: {output} (digest {dataset.digest})"
+    yield from unknown_tokens(dataset, strip_accents=entry is not None)
     logging.info("scoring the baselines")
     yield from baseline_table(dataset, entry)
 
@@ -73,10 +90,62 @@ def summarise(dataset: Dataset) -> list[str]:
         _filter_line("training", train),
         _filter_line("test", test),
         *_overlap_lines(train, test, label_texts),
+        *_example_lines(train, label_texts),
+        _frequent_line(frequency, label_texts),
     ]
     warnings = [*formats.check_sizes(dataset), *dataset.notes]
     report += [f"  note: {warning}" for warning in warnings] or ["  nothing to repair"]
     return report
+
+
+def unknown_tokens(dataset: Dataset, *, strip_accents: bool) -> Iterator[str]:
+    """Yields what a vocabulary of the data does not know, made as training's is; of a sample."""
+    texts = {"training": dataset.train.texts, "label": dataset.label_texts}
+    if len(dataset.test):
+        texts["test"] = dataset.test.texts
+    some = {
+        name: texts_lib.take(all_, np.arange(0, len(all_), len(all_) // VOCABULARY_TEXTS + 1))
+        for name, all_ in texts.items()
+    }
+    logging.info("making a vocabulary")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            tokenizer = tokenizers.train_wordpiece(
+                texts_lib.JoinedTexts(some["training"], some["label"]),
+                vocab_size=VOCABULARY,
+                folder=folder,
+                special_tokens=False,
+                strip_accents=strip_accents,
+            )
+        except ValueError as error:  # there is no character
+            yield f"  note: {error}"
+            return
+    shares = {}
+    for name, sampled in some.items():
+        ids = token_stores.encode(sampled, tokenizer, max_length=VOCABULARY_LENGTH).ids
+        counts = np.bincount(ids, minlength=tokenizer.get_vocab_size())
+        shares[name] = tokenizers.unknown_share(tokenizer, counts)
+    yield from (f"  {line}" for line in tokenizers.unknown_lines(shares))
+
+
+def _example_lines(train: Split, label_texts: Sequence[str]) -> list[str]:
+    """The first rows as they were understood."""
+    lines = ["  the first rows as understood, text -> labels:"]
+    for row in range(min(SHOWN_ROWS, len(train))):
+        labels = [_shown(label_texts[i]) for i in train.labels[row].indices[: SHOWN_LABELS + 1]]
+        labels[SHOWN_LABELS:] = ["..."] * (len(labels) > SHOWN_LABELS)
+        lines.append(f"    {_shown(train.texts[row])} -> {', '.join(labels) or 'none'}")
+    return lines
+
+
+def _frequent_line(frequency: np.ndarray, label_texts: Sequence[str]) -> str:
+    most = np.argsort(-frequency, kind="stable")[:SHOWN_LABELS]
+    shown = ", ".join(f"{_shown(label_texts[i])} {int(frequency[i]):,}" for i in most)
+    return f"  most frequent labels (training points): {shown}"
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
 def _labels_a_point(split: Split) -> str:

@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import math
+import re
 import shutil
 import zlib
 from collections import deque
@@ -22,7 +23,7 @@ from tqdm import tqdm
 
 from xmc_jax import files
 from xmc_jax.contracts import Tokens
-from xmc_jax.data.tokens.tokenizer import backend_of
+from xmc_jax.data.tokens.tokenizer import LONGEST_WORD, backend_of
 
 _LAYOUT = 1  # Part of the key: raise it when the files change their meaning.
 _MAX_BLOCK_TEXTS = 8192
@@ -270,6 +271,11 @@ def _content_digest(texts: Iterable[str]) -> str:
 def _encode_block(
     backend: Tokenizer, first: int, block: list[str], special_tokens: bool
 ) -> tuple[np.ndarray, np.ndarray]:
+    # Of one word no more than the tokens that are kept can come from; the rest would take minutes.
+    truncation = backend.truncation or {}
+    most = LONGEST_WORD * truncation["max_length"]
+    if truncation["direction"] == "right" and max(map(len, block)) > most:
+        block = [re.sub(rf"(\S{{{most}}})\S+", r"\1", text) for text in block]
     try:
         encodings = backend.encode_batch_fast(block, add_special_tokens=special_tokens)
     except TypeError as error:  # Half of a surrogate pair; the library does not say where.

@@ -7,17 +7,35 @@ import functools
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from xmc_jax import files
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+LONGEST_WORD = 100  # characters; a longer run without blanks is cut (BERT's are unknown)
+MOST_UNKNOWN = 0.05  # share of tokens from which on it is a warning
 _TEXTS_PER_BLOCK = 8192
+_COUNTED = 1000  # letters of one word that a vocabulary is made of: a file in a cell is no language
+_LETTER = r"[^\W\u3400-\u9fff\uf900-\ufaff]"  # Chinese characters are words
+_TOO_LONG = re.compile(f"({_LETTER}{{{_COUNTED}}}){_LETTER}+")
+_NO_BLANKS = r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}\p{Hiragana}\p{Katakana}\u30fc"
+_CHARACTERS = rf"[{_NO_BLANKS}]\p{{M}}*|[^{_NO_BLANKS}]+"  # of them, with their marks
+_CUT = rf"\A.{{1,{LONGEST_WORD}}}\z|."
 
 
 def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
@@ -87,19 +105,23 @@ def train_wordpiece(
     vocab_size: int,
     folder: str | Path,
     special_tokens: bool = True,
+    lower: bool = True,
+    strip_accents: bool = True,
 ) -> Tokenizer:
     """Trains a BERT-like WordPiece vocabulary and stores it: same texts, same vocabulary, always.
 
     The library's trainer numbers word-internal characters in the order of a hash map with a random
     seed, and breaks ties between merges by these numbers, so two runs differ. Here the characters
     are counted first and their pieces handed over in a fixed order, as reserved tokens, which
-    leaves nothing to chance.
+    leaves nothing to chance. Words of more than 100 characters are cut every 100.
 
     Args:
       texts: read twice, in blocks; only the distinct words are kept in memory.
       vocab_size: most pieces to have, the five special tokens ([PAD] = 0) included; at least 256.
       folder: where ``tokenizer.json`` and ``tokenizer_config.json`` are written.
       special_tokens: put [CLS] and [SEP] around a text; a bag of tokens needs neither.
+      lower: lower-case texts.
+      strip_accents: take marks off letters; else ``n`` and its tilde are one character (NFC).
 
     Returns:
       The tokenizer; ids lie below its ``get_vocab_size()``.
@@ -113,7 +135,7 @@ def train_wordpiece(
         )
     if isinstance(texts, Iterator):
         raise ValueError("texts is an iterator that can be read once: give a list or LineTexts")
-    trained = _bare_wordpiece({"[UNK]": 0})
+    trained = _bare_wordpiece({"[UNK]": 0}, lower, strip_accents)
     alphabet, inner = _alphabet(texts, trained, vocab_size // 4)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
@@ -125,7 +147,7 @@ def train_wordpiece(
     )
     trained.train_from_iterator(_blocks(texts), trainer)
     # A fresh one: the trained tokenizer would treat the reserved pieces as special tokens.
-    tokenizer = _bare_wordpiece(trained.get_vocab())
+    tokenizer = _bare_wordpiece(trained.get_vocab(), lower, strip_accents)
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     if special_tokens:
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -142,16 +164,20 @@ def train_words(
     *,
     vocab_size: int,
     folder: str | Path,
+    lower: bool = True,
+    strip_accents: bool = True,
 ) -> Tokenizer:
     """Makes a vocabulary of the most frequent words and stores it; ties in alphabetical order.
 
-    Texts are lower-cased and split at spaces and punctuation as for word pieces, without special
-    tokens around them. A word that is not in the vocabulary is [UNK].
+    Texts are split at spaces and punctuation as for word pieces, without special tokens around
+    them. In scripts that are written without blanks each character is a word, as Chinese ones are;
+    so it is in words of more than 100 characters. A word that is not in the vocabulary is [UNK].
 
     Args:
       texts: read once, in blocks; only the distinct words are kept in memory.
       vocab_size: most words to have, the five special tokens ([PAD] = 0) included.
       folder: where ``tokenizer.json`` and ``tokenizer_config.json`` are written.
+      lower, strip_accents: as of `train_wordpiece`.
 
     Returns:
       The tokenizer; ids lie below its ``get_vocab_size()``.
@@ -159,10 +185,13 @@ def train_words(
     Raises:
       ValueError: broken text, or no text.
     """
+    split = _bare_wordpiece({"[UNK]": 0}, lower, strip_accents)
+    cuts = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in (_CHARACTERS, _CUT)]
+    split.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), *cuts])
     counts: collections.Counter[str] = collections.Counter()
     for block in _blocks(texts):
         for text in block:
-            counts.update(split_words(text))
+            counts.update(_words(split, text))
     if not counts:
         raise ValueError("no text holds a word: there is nothing to make a vocabulary of")
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
@@ -170,7 +199,6 @@ def train_words(
     tokenizer = Tokenizer(
         models.WordLevel({word: number for number, word in enumerate(vocab)}, unk_token="[UNK]")
     )
-    split = _splitter()
     tokenizer.normalizer, tokenizer.pre_tokenizer = split.normalizer, split.pre_tokenizer
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     save_tokenizer(tokenizer, folder)
@@ -247,25 +275,64 @@ def split_words(text: str) -> list[str]:
     >>> split_words("AB-1 naïve 中文")
     ['ab', '-', '1', 'naive', '中', '文']
     """
-    split = _splitter()
+    return _words(_splitter(), text)
+
+
+def unknown_share(tokenizer: Tokenizer, counts: np.ndarray) -> float:
+    """The share of unknown tokens among those that a text holds.
+
+    Args:
+      tokenizer: any; one that knows all (of bytes, for example) has no unknown token.
+      counts: ``[vocab_size]``, how often each token occurs. Of special ones that of the unknown
+        alone counts.
+    """
+    model = json.loads(tokenizer.to_str())["model"]
+    unknown = model.get("unk_id")  # of a Unigram
+    if model.get("unk_token") is not None:
+        unknown = tokenizer.token_to_id(model["unk_token"])
+    if unknown is None:
+        return 0.0
+    special = [i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    others = counts.sum() - sum(counts[i] for i in special if i != unknown)
+    return float(counts[unknown] / max(1, others))
+
+
+def unknown_lines(shares: Mapping[str, float]) -> list[str]:
+    """Says the `unknown_share` of texts, by their name; and what may be done about a large one."""
+    said = ", ".join(f"{share:.1%} of the {name} texts'" for name, share in shares.items())
+    lines = [f"unknown tokens: {said}"]
+    if max(shares.values()) > MOST_UNKNOWN:
+        lines.append(
+            f"warning: more than {MOST_UNKNOWN:.0%} of the tokens are unknown, and nothing is "
+            "learned from these. A larger vocab_size knows more; vocabulary=wordpiece knows more "
+            "than words do, and a vocabulary of the data more than a pretrained model that was "
+            "made for another language."
+        )
+    return lines
+
+
+def _words(split: Tokenizer, text: str) -> list[str]:
     normal = split.normalizer.normalize_str(text)
     return [word for word, _ in split.pre_tokenizer.pre_tokenize_str(normal)]
 
 
 @functools.cache
 def _splitter() -> Tokenizer:
-    return _bare_wordpiece({"[UNK]": 0})
+    return _bare_wordpiece({"[UNK]": 0}, lower=True, strip_accents=True)
 
 
-def _bare_wordpiece(vocab: dict[str, int]) -> Tokenizer:
+def _bare_wordpiece(vocab: dict[str, int], lower: bool, strip_accents: bool) -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    bert = normalizers.BertNormalizer(lowercase=lower, strip_accents=strip_accents)
+    one_form = normalizers.Sequence([normalizers.NFC(), bert])
+    tokenizer.normalizer = bert if strip_accents else one_form
+    cut = pre_tokenizers.FixedLength(LONGEST_WORD)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), cut])
     return tokenizer
 
 
 def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
-    texts = iter(texts)
+    texts = (_TOO_LONG.sub(r"\1", x) if len(x) > _COUNTED else x for x in texts)
     while block := list(itertools.islice(texts, _TEXTS_PER_BLOCK)):
         yield block
 
@@ -276,7 +343,8 @@ def _alphabet(
     """The most frequent characters after normalisation; ``##c`` for those found inside words."""
     counts = np.zeros(0x110000, np.int64)
     for block in _blocks(texts):
-        codes = np.frombuffer("".join(block).encode("utf-32-le", "surrogatepass"), np.uint32)
+        joined = unicodedata.normalize("NFC", "\n".join(block))  # as a letter and its mark count
+        codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
         block_counts = np.bincount(codes)
         counts[: len(block_counts)] += block_counts
     if counts[0xD800:0xE000].any():
