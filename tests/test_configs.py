@@ -165,9 +165,10 @@ def test_setting_a_field_sets_no_other(file, name):
     plain = workdir.flatten(get_config(file, name).to_dict())
     for field, value in plain.items():
         config = get_config(file, name)
-        new = {int: 7, float: 0.25, str: "x", bool: not value, tuple: ((0, 2),)}.get(
-            type(value), 0.25 if field.startswith("lr.") else 7
-        )
+        left_open = {"lr": 0.25, "reading": "x"}.get(field.partition(".")[0], 7)
+        left_open = {"reading.merge_labels": True, "reading.version": 7}.get(field, left_open)
+        new = {int: 7, float: 0.25, str: "x", bool: not value, tuple: ((0, 2),)}
+        new = new.get(type(value), left_open)
         config.update_from_flattened_dict({field: new})
         changed = workdir.flatten(config.to_dict())
         assert {k for k in plain if plain[k] != changed[k]} <= {field}

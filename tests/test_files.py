@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
+import damage
 import pytest
 
 from xmc_jax import files
@@ -140,6 +142,88 @@ def test_leftovers_of_killed_processes(tmp_path):
     (tmp_path / ".a1.dead.tmp" / "busy").touch()  # an old folder in which something is written
     files.remove_stale(tmp_path / "a1")
     assert ".a1.dead.tmp" in names(tmp_path)
+
+
+def test_checksums_say_what_was_changed(tmp_path):
+    (tmp_path / "b").mkdir()
+    contents = {"a": b"", "b/large": bytes(range(256)) * 40_000, "b/small": b"xy"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    record = files.checksums(tmp_path)
+    assert record == {name: [len(c), zlib.crc32(c)] for name, c in contents.items()}
+    assert files.checksums(tmp_path, "a", "none") == {"a": [0, 0]}
+    assert files.checksums(tmp_path, "b").keys() == {"b/large", "b/small"}
+    assert files.damage(tmp_path, record) is None
+    (tmp_path / "more").touch()
+    assert files.damage(tmp_path, record) is None
+    for kind in (damage.flip, damage.swap):
+        kind(tmp_path / "b/large")
+        sizes = {name: size for name, (size, _) in record.items()}
+        assert files.damage(tmp_path, record) == "b/large: found other bytes than were written"
+        assert files.damage(tmp_path, record, contents=False) is None
+        assert files.damage(tmp_path, sizes) is None  # of earlier versions
+        (tmp_path / "b/large").write_bytes(contents["b/large"])
+    damage.cut(tmp_path / "b/small")
+    for known in (record, sizes):
+        found = files.damage(tmp_path, known)
+        assert found == "b/small: found 1 bytes; expected 2, as written"
+    damage.remove(tmp_path / "a")
+    assert files.damage(tmp_path, record) == "a: found no such file; expected 0 bytes"
+
+
+def test_a_record_knows_when_it_was_changed(tmp_path):
+    path, value = tmp_path / "a.json", {"b": [1.5, None], "a": {"c": Path("x"), "é": float("inf")}}
+    files.write_record(path, value)
+    assert files.read_record(path) == {**value, "a": {"c": "x", "é": float("inf")}}
+    text = path.read_text()
+    for old, new in (("1.5", "1.25"), ("null", "true"), ('"b"', '"d"')):
+        path.write_text(text.replace(old, new))
+        with pytest.raises(ValueError, match="it was changed since"):
+            files.read_record(path)
+    path.write_text('{"b": 1}')  # of an earlier version
+    assert files.read_record(path) == {"b": 1}
+    for bad in ("", "[]", "7", "[" * 100_000, '{"a": 1'):
+        path.write_text(bad)
+        with pytest.raises(ValueError):
+            files.read_record(path)
+
+
+def test_what_is_renamed_is_on_the_disk_and_then_its_name(tmp_path, monkeypatch):
+    done = []
+    names_of = {}
+    real_open, real_sync = os.open, os.fsync
+
+    def opened(path, *arguments, **options):
+        descriptor = real_open(path, *arguments, **options)
+        names_of[descriptor] = Path(path).name
+        return descriptor
+
+    def synced(descriptor):
+        done.append(names_of[descriptor])
+        real_sync(descriptor)
+
+    def renaming(real):
+        def rename(source, target):
+            done.append(f"to {Path(target).name}")
+            real(source, target)
+
+        return rename
+
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "fsync", synced)
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, renaming(getattr(os, name)))
+    here = tmp_path.name
+    with files.replacing(tmp_path / "a") as file:
+        file.write("x")
+    assert done == ["a.tmp", "to a", here]
+    for kind in (files.replacing_folder, publish):
+        done.clear()
+        with kind(tmp_path / kind.__name__) as temporary:
+            (temporary / "b").mkdir()
+            (temporary / "b" / "c").write_text("x")
+        assert sorted(done[:3]) == sorted(["b", "c", temporary.name])
+        assert done[3:] == [f"to {kind.__name__}", here]
 
 
 KILLED = """

@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
-import jax
 import numpy as np
-import optax
 from scipy.sparse import csr_matrix
+
+if TYPE_CHECKING:  # readers of data need no JAX
+    import jax
+    import optax
 
 # What a text is to an encoder. "both": a batch that holds texts of both sides, which only an
 # encoder with one tower is given.
@@ -281,7 +283,7 @@ class Batches(Protocol):
 # Jitted: (state, batch, factor) -> (state, scalars); the state is donated. A batch is a pytree of
 # host arrays, texts first; the factor multiplies all learning rates. Scalars are ``loss``, further
 # ``loss_*``, and ``gradient_norm``.
-Step = jax.stages.Wrapped
+Step: TypeAlias = "jax.stages.Wrapped"
 
 
 class TextForm(NamedTuple):

@@ -1,5 +1,8 @@
 """Files and folders that are whole or not there: written beside their place, then renamed.
 
+They are on the disk before they are renamed: after a power cut the old or the new one is there.
+What was damaged since is found by its checksum (`damage`, `read_record`).
+
 `replacing` and `replacing_folder` have one writer at a time, whose leftovers of a kill the next one
 replaces. With ``shared=True``, and with `publishing_folder`, several processes may write the same
 thing at once: each has a temporary name of its own, locked while it writes. Links are followed, and
@@ -19,10 +22,13 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
+_BLOCK_BYTES = 1 << 22
 _STALE_SECONDS = 6 * 3600  # frozen layers may be at one part of a store for an hour
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 
@@ -116,9 +122,11 @@ def replacing_path(path: str | os.PathLike[str], *, shared: bool = False) -> Ite
     try:
         with _locked(temporary, os.O_CREAT) if shared else contextlib.nullcontext():
             yield temporary
+            _sync(temporary)
         with contextlib.suppress(OSError):  # there is none yet
             shutil.copymode(path, temporary)
         os.replace(temporary, path)
+        _sync_names(path.parent)
     except BaseException:
         unlink(temporary)
         raise
@@ -132,6 +140,112 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """
     with replacing(path) as file:
         file.write(json.dumps(value, indent=1, sort_keys=True, default=plain) + "\n")
+
+
+def write_record(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
+    """`write_json` of an object together with the CRC-32 that `read_record` verifies.
+
+    Raises:
+      OSError: as `write_json`.
+    """
+    write_json(path, {**value, "crc32": content_crc32(value)})
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """An object as it was written; one without a CRC-32, of an earlier version, as it is.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it is no JSON object, or it was changed since it was written.
+    """
+    value = read_object(path)
+    if value.pop("crc32", None) not in (None, content_crc32(value)):
+        raise ValueError("it was changed since it was written")
+    return value
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it is none.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(value, dict):
+        raise ValueError("it is not a JSON object")
+    return value
+
+
+def content_crc32(value: Mapping[str, Any]) -> int:
+    """CRC-32 of what JSON keeps of an object, but for an entry ``crc32``."""
+    kept = json.loads(json.dumps(value, default=plain))
+    kept.pop("crc32", None)
+    return zlib.crc32(json.dumps(kept, sort_keys=True).encode())
+
+
+def checksums(folder: Path, *names: str) -> dict[str, list[int]]:
+    """Size and CRC-32 of every file below a folder.
+
+    Args:
+      folder: where.
+      names: of the files and folders in it that count; none = all.
+
+    Returns:
+      ``{name: [size, crc32]}``, names relative to the folder.
+
+    Raises:
+      OSError: a file cannot be read.
+    """
+    roots = [folder / name for name in names] if names else [folder]
+    entries = [path for root in roots for path in (root.rglob("*") if root.is_dir() else [root])]
+    paths = sorted(path for path in entries if path.is_file())
+    return dict(zip((str(path.relative_to(folder)) for path in paths), _checksums(paths)))
+
+
+def damage(folder: Path, record: Mapping[str, Any], *, contents: bool = True) -> str | None:
+    """What is wrong with the files of a folder: "NAME: found ...; expected ..."; None = nothing.
+
+    Args:
+      folder: where.
+      record: of `checksums`; an entry may be a size alone, as in earlier versions.
+      contents: False compares sizes alone, which takes no time.
+    """
+    written = {
+        name: entry if isinstance(entry, list) else [entry] for name, entry in record.items()
+    }
+    try:
+        for name, entry in written.items():
+            if not (folder / name).is_file():
+                return f"{name}: found no such file; expected {entry[0]} bytes"
+            size = (folder / name).stat().st_size
+            if size != entry[0]:
+                return f"{name}: found {size} bytes; expected {entry[0]}, as written"
+        if contents:
+            known = [name for name, entry in written.items() if len(entry) > 1]
+            for name, entry in zip(known, _checksums([folder / name for name in known])):
+                if entry != written[name]:
+                    return f"{name}: found other bytes than were written"
+    except OSError as error:
+        return f"{error.filename}: cannot be read ({error.strerror})"
+    return None
+
+
+def _checksums(paths: list[Path]) -> Iterator[list[int]]:
+    """Size and CRC-32 of each file; several are read at a time."""
+    with ThreadPoolExecutor(4) as pool:
+        yield from pool.map(_checksum, paths)
+
+
+def _checksum(path: Path) -> list[int]:
+    size = crc32 = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            size, crc32 = size + len(block), zlib.crc32(block, crc32)
+    return [size, crc32]
 
 
 def plain(value: Any) -> Any:
@@ -156,8 +270,10 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True)
         yield temporary
+        _sync_all(temporary)
         _remove(path)
         os.rename(temporary, path)
+        _sync_names(path.parent)
     except BaseException:
         _remove(temporary)
         raise
@@ -188,12 +304,14 @@ def publishing_folder(
     try:
         with naming(path.parent, advice), _locked(temporary):
             yield temporary
+            _sync_all(temporary)
         try:
             os.rename(temporary, path)
         except OSError:
             if not whole(path):
                 raise
             logging.info("%s was written by another process meanwhile", path)
+        _sync_names(path.parent)
     finally:
         _remove(temporary)
 
@@ -251,6 +369,29 @@ def unlink(path: Path) -> None:
     """Remove a file if that is possible."""
     with contextlib.suppress(OSError):
         path.unlink()
+
+
+def _sync_all(folder: Path) -> None:
+    """Wait until a folder with all that is in it is on the disk."""
+    for path in [*folder.rglob("*"), folder]:
+        if path.is_dir():
+            _sync_names(path)
+        else:
+            _sync(path)
+
+
+def _sync_names(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, where the file system can say so."""
+    with contextlib.suppress(OSError):
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _own_name(path: Path) -> Path:

@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
+import damage
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +25,7 @@ from xmc_jax.models.encoders.transformer import TransformerConfig, TransformerEn
 from xmc_jax.models.heads.unidec import UniDEC
 from xmc_jax.runs import launch, open_runs, settings
 from xmc_jax.systems import frozen_layers
-from xmc_jax.training import checkpoints
+from xmc_jax.training import checkpoints, workdir
 
 LAYERS, ROW = 2, 24
 SHAPE = TransformerConfig(
@@ -274,3 +275,28 @@ def test_two_towers_of_a_pretrained_encoder(own_data, folder, tmp_path):
     for a, b, c in zip(*map(jax.tree.leaves, (query, label, first)), strict=True):
         assert a.ndim < 2 or not np.array_equal(a, b)
         np.testing.assert_allclose(a, c, atol=0.5)
+
+
+def test_damaged_frozen_layers_are_made_again_from_the_same_folder(own_data, folder, tmp_path):
+    source = shutil.copytree(folder, tmp_path / "pretrained")
+    made, run = config(own_data, source, 1, epochs=1), tmp_path / "run"
+    launch.start(made, run)
+    expected = predictor.load(run).predict(["red apple"])
+    weights = run / "frozen" / "model.safetensors"
+    read = [weights, run / "frozen" / "config.json", run / "tokenizer" / "tokenizer.json"]
+    before = {path: path.read_bytes() for path in read}
+    for path in read:
+        damage.flip(path)
+        with pytest.raises(workdir.WorkdirError, match=rf"{path.name}: found other .* once more"):
+            predictor.load(run)
+        path.write_bytes(before[path])
+    for path in read:
+        damage.flip(path)
+    launch.start(made, run)
+    assert {path: path.read_bytes() for path in before} == before
+    assert predictor.load(run).predict(["red apple"]) == expected
+    damage.flip(weights)
+    other = TransformerEncoder(SHAPE)
+    pretrained.save_encoder(source, other, other.init(jax.random.key(4)))
+    with pytest.raises(workdir.WorkdirError, match=r"model\.safetensors: .* was made again"):
+        launch.start(made, run)

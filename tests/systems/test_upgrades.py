@@ -17,6 +17,7 @@ OLD = {"config": {"seed": 0}, "resolved": {"seed": 0}, "epochs": 2}
 def test_without_a_format_what_came_later_is_filled_in():
     given = copy.deepcopy(OLD)
     expected = {"seed": 0, "family": "unidec", "tail_weight": 0.0, "share_of": "texts"}
+    expected |= {"reading": {"version": 1}}
     assert upgrades.upgrade(given) == {**OLD, "resolved": expected, "format": upgrades.FORMAT}
     assert given == OLD  # it is not changed
 
@@ -24,8 +25,9 @@ def test_without_a_format_what_came_later_is_filled_in():
 def test_without_a_format_what_is_there_stays():
     resolved = {"family": "frugal", "tail_weight": 0.5, "clusters": {"size": 4}}
     made = upgrades.upgrade({**OLD, "resolved": resolved})["resolved"]
-    assert made == {**resolved, "clusters": {"size": 4, "weight": 1.0}, "share_of": "texts"}
-    weighted = {**resolved, "clusters": {"weight": 0.2}, "share_of": "rows"}
+    later = {"share_of": "texts", "reading": {"version": 1}}
+    assert made == {**resolved, "clusters": {"size": 4, "weight": 1.0}, **later}
+    weighted = {**resolved, "clusters": {"weight": 0.2}, "share_of": "rows", "reading": {}}
     assert upgrades.upgrade({**OLD, "resolved": weighted})["resolved"] == weighted
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import jax
@@ -159,12 +160,54 @@ def test_damaged_model_names_the_sound_ones(tmp_path):
 
 def test_bytes_changed_in_the_model_are_an_error(tmp_path):
     save(tmp_path, 10)
-    files = [p for p in (tmp_path / "checkpoints/10/model").rglob("d/*") if p.is_file()]
-    for path in files:
-        path.write_bytes(b"\xff" * path.stat().st_size)
-    wanted = like().weights
-    with pytest.raises(checkpoints.CheckpointError, match="cannot be read"):
-        checkpoints.restore_weights(tmp_path, 10, wanted)
+    (path,) = {damage(tmp_path, 10, "model/d/*", same_size=True)}
+    said = rf"{path.name}: found other bytes than were written"
+    with pytest.raises(checkpoints.CheckpointError, match=said):
+        checkpoints.restore_weights(tmp_path, 10, like().weights)
+    manifest = tmp_path / "checkpoints/10" / checkpoints.MANIFEST
+    before = json.loads(manifest.read_text())  # of format 2: sizes alone
+    sizes = {name: size for name, (size, _) in before["files"].items()}
+    manifest.write_text(json.dumps({"format": 2, "files": sizes}))
+    with pytest.raises(checkpoints.CheckpointError, match="model: "):
+        checkpoints.restore_weights(tmp_path, 10, like().weights)
+
+
+def test_format_2_is_read(tmp_path):
+    state = save(tmp_path, 10, 2.0)
+    manifest = tmp_path / "checkpoints/10" / checkpoints.MANIFEST
+    before = files.read_record(manifest)
+    sizes = {name: size for name, (size, _) in before["files"].items()}
+    manifest.write_text(json.dumps({**before, "format": 2, "files": sizes}))
+    assert_equal(checkpoints.restore_latest(tmp_path, like())[0], state)
+    step, weights = checkpoints.restore_best(tmp_path, like().weights)
+    assert step == 10
+    assert_equal(weights, state.weights)
+
+
+def test_best_falls_back_over_all_kinds_of_damage(tmp_path, caplog):
+    for step, score in ((10, 1.0), (20, 4.0), (30, 3.0), (40, 2.0)):
+        save(tmp_path, step, score)
+    damage(tmp_path, 20, "model/d/*", same_size=True)
+    damage(tmp_path, 30)
+    manifest = tmp_path / "checkpoints/40" / checkpoints.MANIFEST
+    manifest.write_text(manifest.read_text().replace('"held_out": 2.0', '"held_out": 2.5'))
+    step, weights = checkpoints.restore_best(tmp_path, like().weights)
+    assert step == 10
+    assert_equal(weights, state_at(10).weights)
+    for step in (20, 30, 40):
+        assert caplog.text.count(f"{tmp_path / 'checkpoints' / str(step)} cannot be read") == 1
+    assert "it was changed since it was written" in caplog.text
+
+
+def test_a_checkpoint_that_cannot_be_continued(tmp_path, caplog):
+    older = save(tmp_path, 10)
+    save(tmp_path, 20)
+    lacking = lambda step: "no refresh" if step == 20 else None
+    found, _ = checkpoints.restore_latest(tmp_path, like(), lacking=lacking)
+    assert_equal(found, older)
+    assert "checkpoints/20 cannot be continued (no refresh): falling back" in caplog.text
+    with pytest.raises(checkpoints.CheckpointError, match=r"none of .*\[10\]\n  10: none at all"):
+        checkpoints.restore_latest(tmp_path, like(), lacking=lambda step: "none at all")
 
 
 @pytest.mark.parametrize("options", [{"dim": 5}, {"table_dtype": jnp.bfloat16}])
@@ -210,10 +253,13 @@ def test_kill_between_files_leaves_no_checkpoint(tmp_path):
 def test_manifest_names_every_file(tmp_path):
     save(tmp_path, 10)
     folder = tmp_path / "checkpoints/10"
-    listed = json.loads((folder / checkpoints.MANIFEST).read_text())["files"]
-    there = {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
-    del there[checkpoints.MANIFEST]
-    assert listed == there
+    listed = files.read_record(folder / checkpoints.MANIFEST)["files"]
+    there = [path for path in folder.rglob("*") if path.is_file()]
+    assert listed == {
+        str(path.relative_to(folder)): [path.stat().st_size, zlib.crc32(path.read_bytes())]
+        for path in there
+        if path.name != checkpoints.MANIFEST
+    }
     files.write_json(folder / checkpoints.MANIFEST, {"files": {**listed, "gone": 1}})
     assert checkpoints.best_step(tmp_path) is None
 
@@ -274,7 +320,7 @@ def save_as_before(workdir: Path, state: TrainState) -> None:
     }
     for name, tree in trees.items():
         checkpoints._write(folder / name, tree)
-    sizes = checkpoints._file_sizes(folder)
+    sizes = {name: size for name, (size, _) in files.checksums(folder).items()}
     (folder / checkpoints.MANIFEST).write_text(json.dumps({"epoch": 1, "files": sizes}))
 
 

@@ -25,6 +25,17 @@ def test_log_drops_what_lies_behind_the_checkpoint(tmp_path):
     assert not (tmp_path / "metrics.tmp").exists()
 
 
+def test_odd_lines_are_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    odd = [b"\xff\xfe", b"[1]", b"7", b'{"step": 1e999}', b'{"step": null}', b"[" * 100_000]
+    odd += [b'{"step": "x"}', b'{"step": ' + b"1" * 5000 + b"}", b"\0" * 50, b"", b'{"step": 2']
+    path.write_bytes(b"\n".join([b'{"step": 1}', *odd]))
+    log = MetricsLog(tmp_path, 2)
+    log.write(3, loss=1.0)
+    log.close()
+    assert path.read_text() == '{"step": 1}\n{"step": 3, "loss": 1.0}\n'
+
+
 def test_full_disk_in_the_log_names_the_file(tmp_path):
     log = MetricsLog(tmp_path, 0)
     log._file.close()

@@ -91,6 +91,41 @@ def test_what_a_killed_start_left_is_not_used(tmp_path):
     assert not (tmp_path / "tokenizer").exists() and (tmp_path / "log.txt").exists()
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "refresh", "metrics.jsonl"])
+def test_what_a_run_wrote_after_it_began_is_never_removed(tmp_path, name):
+    """A power cut may leave the mark of a start; a person or a disk may lose meta.json."""
+    began(tmp_path)
+    (tmp_path / workdir.UNFINISHED).touch()
+    assert workdir.claim(tmp_path, CONFIG) is not None
+    assert os.listdir(tmp_path) == ["meta.json"]  # the mark goes when the run is continued
+    (tmp_path / workdir.UNFINISHED).touch()
+    (tmp_path / "meta.json").unlink()
+    (tmp_path / name).mkdir()
+    (tmp_path / "labels").touch()
+    with pytest.raises(workdir.WorkdirError, match=f"holds {name}. Put meta.json back"):
+        workdir.claim(tmp_path, CONFIG)
+    workdir.discard(tmp_path)
+    assert (tmp_path / name).exists()
+
+
+def test_the_checksums_of_what_was_written_before(tmp_path):
+    assert workdir.claim(tmp_path, CONFIG) is None
+    (tmp_path / "labels").write_text("a\n")
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("the user's")
+    meta = workdir.begin(tmp_path, {"config": CONFIG, "epochs": 2})
+    assert list(meta["files"]) == ["labels", "tokenizer/tokenizer.json"]
+    assert workdir.damage(tmp_path, meta) is None
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("[]")
+    assert workdir.damage(tmp_path, meta, "labels") is None
+    said = f"{tmp_path}/tokenizer/tokenizer.json: found other bytes than were written"
+    assert workdir.damage(tmp_path, meta) == said
+    workdir.set_aside_damaged(tmp_path, meta)
+    assert {"labels", "tokenizer.damaged"} < set(os.listdir(tmp_path))
+    assert "expected 2 bytes" in workdir.damage(tmp_path, meta, "tokenizer")
+
+
 @pytest.mark.parametrize("name", workdir.OURS)
 def test_folder_with_the_files_of_something_else_is_refused(tmp_path, name):
     (tmp_path / name).write_text("precious")

@@ -19,9 +19,10 @@ def take_tokenizer(source: Path, folder: Path) -> None:
     """Copy another run's tokenizer, whose ids its encoder's vectors belong to.
 
     Raises:
-      WorkdirError: the source is not a work directory.
+      WorkdirError: the source is not a work directory, or its tokenizer is damaged.
     """
-    workdir.read_json(source / "meta.json")
+    if problem := workdir.damage(source, workdir.read_meta(source), "tokenizer"):
+        raise workdir.WorkdirError(f"config.init_from={source}: {problem}")
     with files.replacing_folder(folder / "tokenizer") as temporary:
         shutil.copytree(source / "tokenizer", temporary, dirs_exist_ok=True)
 

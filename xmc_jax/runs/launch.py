@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
+import zlib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -81,16 +82,25 @@ def start(
 def _start(config: ConfigDict, folder: Path, overrides: Collection[str] | None) -> dict[str, Any]:
     given = config.to_dict()
     meta = workdir.claim(folder, given, overrides, upgrade=upgrades.upgrade)
+    if meta is not None:
+        workdir.set_aside_damaged(folder, meta)
     try:
         begun = prepare(config, folder, meta)
+        _keep_labels(begun.run)
         _keep_frequency(begun.run)
         if begun.meta is None:
             _begin(begun, given)
+        elif problem := workdir.damage(folder, begun.meta):
+            raise workdir.WorkdirError(
+                f"{problem}, now that it was made again: what it is made of has changed, such as a "
+                "library or a pretrained model. Choose another --workdir."
+            )
     except BaseException:
         workdir.discard(folder)
         raise
     run = begun.run
-    restored = checkpoints.restore_latest(folder, device_memory.state_shapes(run))
+    shapes = device_memory.state_shapes(run)
+    restored = checkpoints.restore_latest(folder, shapes, lacking=run.lacking)
     info: dict[str, Any] = {}
     if restored is None:
         state = run.system.first_state(run.data, begun.weights)
@@ -141,7 +151,7 @@ def prepare(config: ConfigDict, folder: Path, meta: dict[str, Any] | None) -> St
         resolved = ConfigDict({**meta["resolved"], "data": config.data})
         open_runs.check_digest(folder, meta, dataset.digest, source)
     family, options = settings.family_of(resolved), settings.options_of(resolved)
-    if meta is None and config.get("init_from"):
+    if config.get("init_from") and not (folder / "tokenizer").exists():
         initial.take_tokenizer(Path(config.init_from), folder)
     texts = text_files.JoinedTexts(dataset.train.texts, dataset.label_texts)
     tokenizer = family.tokenizer(options, texts, folder / "tokenizer")
@@ -164,14 +174,28 @@ def prepare(config: ConfigDict, folder: Path, meta: dict[str, Any] | None) -> St
     return Start(run, resolved, weights, meta, built.description, built.summary, source)
 
 
+def _keep_labels(run: Run) -> None:
+    """Write the label texts, unless they are there."""
+    texts, path, crc32 = run.data.dataset.label_texts, run.folder / "labels", 0
+    for block in text_files.encoded_blocks(texts):
+        crc32 = zlib.crc32(block, crc32)
+    written = files.checksums(run.folder, path.name)
+    if not written or written[path.name][1] != crc32:
+        text_files.write_lines(path, texts)
+
+
 def _keep_frequency(run: Run) -> None:
     """Write what a tail weight needs, for predictions that do not read the data."""
     labels = run.data.dataset.train.labels
-    path = run.folder / open_runs.FREQUENCY
-    if not path.exists():
-        with files.replacing(path, binary=True) as file:
-            frequency = label_frequency(labels).astype(np.int32)
-            np.savez(file, frequency=frequency, points=labels.shape[0])
+    frequency, points = label_frequency(labels).astype(np.int32), labels.shape[0]
+    try:
+        kept, kept_points = open_runs.read_frequency(run.folder)
+        same = kept_points == points and np.array_equal(kept, frequency)
+    except workdir.WorkdirError:
+        same = False
+    if not same:
+        with files.replacing(run.folder / open_runs.FREQUENCY, binary=True) as file:
+            np.savez(file, frequency=frequency, points=points)
 
 
 def _begin(begun: Start, given: dict[str, Any]) -> None:
@@ -194,7 +218,6 @@ def _begin(begun: Start, given: dict[str, Any]) -> None:
     family = settings.family_of(config)
     config.update(family.scaled(config.to_dict(), epochs))
     run.stages = family.stages(run.options, epochs)
-    text_files.write_lines(run.folder / "labels", data.dataset.label_texts)
     meta = {
         "format": upgrades.FORMAT,
         "config": given,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from xmc_jax.training import checkpoints, evaluation, training_data, workdir
 from xmc_jax.training.loop import Run
 from xmc_jax.training.options import TrainingOptions
 
-FREQUENCY = "label_frequency.npz"  # in a work directory: of the original training labels
+FREQUENCY = workdir.FREQUENCY
+
+MADE_AGAIN = "Call xmc_jax.train as for this run once more: it makes the file again."
 
 
 @dataclasses.dataclass
@@ -57,8 +60,22 @@ class OpenRun:
         return formats.Reading.of(self.meta["resolved"]["reading"])
 
     def label_texts(self) -> text_files.LineTexts:
-        """Texts of the labels, by id."""
-        return text_files.LineTexts(self.folder / "labels")
+        """Texts of the labels, by id.
+
+        Raises:
+          WorkdirError: the file is missing or damaged.
+        """
+        path = self.folder / "labels"
+        try:
+            texts = text_files.LineTexts(path)
+            held = f"{sum(1 for _ in texts)} texts"
+        except (OSError, UnicodeDecodeError) as error:
+            held = f"what cannot be read ({error})"
+        if held != f"{self.meta['num_labels']} texts":
+            raise workdir.WorkdirError(
+                f"{path} holds {held}, expected {self.meta['num_labels']} texts. {MADE_AGAIN}"
+            )
+        return texts
 
     def ranker(
         self, tokens: Tokens | None = None, *, kind: str = "exact", keep_indexes: bool = False
@@ -85,16 +102,20 @@ class OpenRun:
         """What labels get for being rare; those that the run does not know have no points."""
         if not self.tail_weight:
             return None
-        with np.load(self.folder / FREQUENCY) as kept:
-            frequency, points = kept["frequency"], int(kept["points"])
+        frequency, points = read_frequency(self.folder)
         frequency = np.pad(frequency, (0, num_labels - len(frequency)))
-        a, b = (self.meta["entry"][name] for name in "ab")
+        try:
+            a, b = (float(self.meta["entry"][name]) for name in "ab")
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged_meta(self.folder, error) from error
         return tail_bonus(self.tail_weight, weights_of(frequency, points, a=a, b=b))
 
     def load_data(self, data: str = "") -> training_data.TrainingData:
         """The run's data set; ``data`` says where it is now if it was moved."""
         if self.data is None:
-            kept, resolved = self.meta["data"]["folder"], self.meta["resolved"]
+            kept, resolved = self.meta["data"].get("folder"), self.meta["resolved"]
+            if not isinstance(kept, str):
+                raise _damaged_meta(self.folder, ValueError(f"data.folder is {kept!r}"))
             folder = data or (kept if Path(kept).exists() else resolved["data"])
             try:
                 dataset, entry, source = training_data.read_dataset(
@@ -136,9 +157,13 @@ def open_run(
       WorkdirError, CheckpointError: not a work directory, no sound checkpoint.
       ValueError: a ``tail_weight`` out of range.
     """
-    meta = upgrades.upgrade(workdir.read_json(folder / "meta.json"))
-    family = family_of(meta["resolved"])
-    options = family.options(meta["resolved"])
+    meta = upgrades.upgrade(workdir.read_meta(folder))
+    workdir.check_entries(folder, meta, workdir.NEEDED)
+    try:
+        family = family_of(meta["resolved"])
+        options = family.options(meta["resolved"])
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _damaged_meta(folder, error) from error
     tail_weight = options.tail_weight if tail_weight is None else float(tail_weight)
     least, most = family.bounds.get("tail_weight", (-np.inf, None))
     if not least <= tail_weight <= (np.inf if most is None else most):
@@ -150,23 +175,49 @@ def open_run(
             f"tail_weight = {tail_weight:g}: {folder / FREQUENCY} is missing, as in runs of "
             "before this setting. Call xmc_jax.train as for this run once more: it writes the file."
         )
-    step = checkpoints.best_step(folder) if step is None else step
+    read = [name for name in workdir.STARTED if tail_weight or name != FREQUENCY]
+    if problem := workdir.damage(folder, meta, *read):
+        raise workdir.WorkdirError(f"{problem}. {MADE_AGAIN}")
+    try:
+        system = run.system if run else family.open(options, folder, meta)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _damaged_meta(folder, error) from error
+    shapes = system.weight_shapes(meta["num_labels"])
     if step is None:
-        raise checkpoints.CheckpointError(
-            f"{folder / 'checkpoints'}: no sound checkpoint. Run training on it again."
-        )
-    system = run.system if run else family.open(options, folder, meta)
+        step, weights = checkpoints.restore_best(folder, shapes)
+    else:
+        weights = checkpoints.restore_weights(folder, step, shapes)
     return OpenRun(
         folder=folder,
         meta=meta,
         options=options,
         step=step,
-        weights=checkpoints.restore_weights(folder, step, system.weight_shapes(meta["num_labels"])),
+        weights=weights,
         system=system,
         tokenizer=tokenizers.load_tokenizer(folder / "tokenizer"),
         tail_weight=tail_weight,
         data=run.data if run else None,
     )
+
+
+def _damaged_meta(folder: Path, error: Exception) -> workdir.WorkdirError:
+    return workdir.WorkdirError(
+        f"{folder / 'meta.json'} is damaged ({error!r}). {workdir.PUT_BACK}"
+    )
+
+
+def read_frequency(folder: Path) -> tuple[np.ndarray, int]:
+    """Points of each label and points in all, of the original training labels.
+
+    Raises:
+      WorkdirError: the file is missing or damaged.
+    """
+    path = folder / FREQUENCY
+    try:
+        with np.load(path) as kept:
+            return kept["frequency"], int(kept["points"])
+    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise workdir.WorkdirError(f"{path} cannot be read ({error}). {MADE_AGAIN}") from error
 
 
 def evaluate_run(
@@ -292,9 +343,10 @@ def check_digest(folder: Path, meta: dict[str, Any], digest: str, source: Path) 
     Raises:
       WorkdirError: they are not.
     """
-    if meta["data"]["digest"] != digest:
+    begun = meta.get("data", {})
+    if begun.get("digest") != digest:
         raise workdir.WorkdirError(
-            f"{source}: the data changed since {folder} was started from {meta['data']['folder']} "
-            f"(digest {digest}, expected {meta['data']['digest']}). Put the old data back, or "
+            f"{source}: the data changed since {folder} was started from {begun.get('folder')} "
+            f"(digest {digest}, expected {begun.get('digest')}). Put the old data back, or "
             "choose another --workdir."
         )

@@ -84,8 +84,11 @@ def tokenizer(options: EncoderOptions, texts: Iterable[str], folder: Path) -> To
         loaded = tokenizers.load_tokenizer(pretrained.resolve_folder(source))
         tokenizers.save_tokenizer(loaded, folder)
         return loaded
-    names = ("vocab_size", "lower", "strip_accents")
-    settings = {name: getattr(options, name) for name in names}
+    settings: dict[str, Any] = {
+        "vocab_size": options.vocab_size,
+        "lower": options.lower,
+        "strip_accents": options.strip_accents,
+    }
     said = ", ".join(f"config.encoder.{name} = {value}" for name, value in settings.items())
     logging.info("making a vocabulary of the texts: %s", said)
     if options.of_whole_words:

@@ -2,19 +2,22 @@
 
 checkpoints/<step>/model/       parameters, model state and tables (what evaluation needs)
 checkpoints/<step>/optimizer/   Optax state, moments of the tables, step
-checkpoints/<step>/checkpoint.json   {"step", "epoch", "held_out", "format", "files": {name: size}}
+checkpoints/<step>/checkpoint.json   {"step", "epoch", "held_out", "format",
+                                      "files": {name: [size, crc32]}}
 
-Checkpoints without a format are of before tables had names and model state a place of its own.
+Checkpoints without a format are of before tables had names and model state a place of its own;
+those of format 2 and before have sizes alone. Sizes are compared wherever a checkpoint is counted,
+checksums of what is read where it is read.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +29,15 @@ from xmc_jax import files
 from xmc_jax.contracts import Table, TrainState, Weights
 
 MANIFEST = "checkpoint.json"
-FORMAT = 2
+FORMAT = 3
 
 
 class CheckpointError(ValueError):
     """A checkpoint is missing, damaged, or of another model."""
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint is missing or damaged."""
 
 
 def save(workdir: Path, state: TrainState, info: dict[str, Any]) -> Path:
@@ -50,15 +57,16 @@ def save(workdir: Path, state: TrainState, info: dict[str, Any]) -> Path:
     step = int(state.step)
     target = workdir / "checkpoints" / str(step)
     if target.exists() and _damage(target) is None:
-        manifest = json.loads((target / MANIFEST).read_text())
-        files.write_json(target / MANIFEST, {**manifest, **info})
+        manifest = files.read_record(target / MANIFEST)
+        files.write_record(target / MANIFEST, {**manifest, **info})
         return target
     try:
         with files.replacing_folder(target) as temporary:
             for name, tree in _parts(state).items():
                 _write(temporary / name, tree)
-            manifest = {**info, "step": step, "format": FORMAT, "files": _file_sizes(temporary)}
-            (temporary / MANIFEST).write_text(json.dumps(manifest))
+            written = files.checksums(temporary)
+            manifest = {**info, "step": step, "format": FORMAT, "files": written}
+            files.write_record(temporary / MANIFEST, manifest)
     except Exception as error:
         _clear(target.with_name(f"{target.name}.tmp"))
         good = last_sound(workdir)
@@ -109,48 +117,66 @@ def last_sound(workdir: Path) -> Path | None:
 def info(workdir: Path, step: int) -> dict[str, Any]:
     """What was saved beside the checkpoint of a step; ``{}`` if that cannot be read."""
     try:
-        return json.loads((workdir / "checkpoints" / str(step) / MANIFEST).read_text())
+        return files.read_record(workdir / "checkpoints" / str(step) / MANIFEST)
     except (OSError, ValueError):
         return {}
 
 
 def best_step(workdir: Path) -> int | None:
-    """The sound checkpoint with the best held-out score; the last one where none was scored."""
-    best, best_score = None, float("-inf")
-    for step in steps(workdir):
-        folder = workdir / "checkpoints" / str(step)
-        problem = _damage(folder)
-        if problem is not None:
-            logging.warning("%s is damaged (%s): left out.", folder, problem)
-            continue
-        score = info(workdir, step).get("held_out")
-        if score is None:
-            score = float("-inf")
-        if best is None or score >= best_score:
-            best, best_score = step, max(score, best_score)
-    return best
+    """The checkpoint with the best held-out score whose files have the sizes that were written.
+
+    Of equal scores it is the last one; so it is where none was scored.
+    """
+    for step in _best_first(workdir):
+        problem = _damage(_folder(workdir, step))
+        if problem is None:
+            return step
+        logging.warning("%s is damaged (%s): left out.", _folder(workdir, step), problem)
+    return None
 
 
-def restore_latest(workdir: Path, like: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
+def _best_first(workdir: Path) -> list[int]:
+    """Steps of all checkpoints by held-out score, then step; the unreadable first, to be named."""
+
+    def score(step: int) -> float:
+        if not (kept := info(workdir, step)):
+            return float("inf")
+        value = kept.get("held_out")
+        return value if isinstance(value, (int, float)) else float("-inf")
+
+    return sorted(steps(workdir), key=lambda step: (score(step), step), reverse=True)
+
+
+def _folder(workdir: Path, step: int) -> Path:
+    return workdir / "checkpoints" / str(step)
+
+
+def restore_latest(
+    workdir: Path, like: TrainState, *, lacking: Callable[[int], str | None] = lambda step: None
+) -> tuple[TrainState, dict[str, Any]] | None:
     """The newest checkpoint that is whole, or None where there is none.
 
-    Damaged newer ones are set aside under another name, so that training can write them again.
+    Newer ones are set aside under another name, so that training can write them again.
 
     Args:
       workdir: the run's work directory.
       like: a state (arrays or shapes) of the model that is to be restored.
+      lacking: says of a step what else the run would need to go on from there, or None.
 
     Returns:
       The state and its info.
 
     Raises:
-      CheckpointError: the checkpoint is of another model, or all are damaged.
+      CheckpointError: the checkpoint is of another model, or training can go on from none.
     """
     saved = steps(workdir)
-    damaged: list[Path] = []
+    problems: dict[int, str] = {}
     for step in reversed(saved):
-        folder = workdir / "checkpoints" / str(step)
-        problem = _damage(folder)
+        folder = _folder(workdir, step)
+        problem = _damage(folder, "")
+        said = "is damaged"
+        if problem is None and (problem := lacking(step)) is not None:
+            said = "cannot be continued"
         if problem is None:
             try:
                 state = _read_state(folder, like)
@@ -159,17 +185,34 @@ def restore_latest(workdir: Path, like: TrainState) -> tuple[TrainState, dict[st
             except Exception as error:
                 problem = _first_line(error)
             else:
-                for path in damaged:
-                    files.set_aside(path, ".damaged")
+                for other in problems:
+                    files.set_aside(_folder(workdir, other), ".damaged")
                 return state, info(workdir, step)
-        logging.warning("%s is damaged (%s): falling back to the one before.", folder, problem)
-        damaged.append(folder)
+        logging.warning("%s %s (%s): falling back to the one before.", folder, said, problem)
+        problems[step] = problem
     if saved:
         raise CheckpointError(
-            f"{workdir / 'checkpoints'}: none of the checkpoints {saved} can be read. Remove the "
-            "work directory, or choose another with --workdir, to start anew."
+            f"{workdir / 'checkpoints'}: training can go on from none of the checkpoints {saved}"
+            + "".join(f"\n  {step}: {problem}" for step, problem in problems.items())
+            + "\nTo train from the beginning, remove that folder, or choose another --workdir."
         )
     return None
+
+
+def restore_best(workdir: Path, like: Weights) -> tuple[int, Weights]:
+    """The weights with the best held-out score that are whole, and their step.
+
+    Raises:
+      CheckpointError: of another model, or all are damaged.
+    """
+    for step in _best_first(workdir):
+        try:
+            return step, _whole_weights(_folder(workdir, step), like)
+        except DamagedError as error:
+            logging.warning("%s: the next best one is taken.", error)
+    raise CheckpointError(
+        f"{workdir / 'checkpoints'}: no sound checkpoint. Run training on it again."
+    )
 
 
 def restore_weights(workdir: Path, step: int, like: Weights) -> Weights:
@@ -183,22 +226,24 @@ def restore_weights(workdir: Path, step: int, like: Weights) -> Weights:
     Raises:
       CheckpointError: missing, damaged, or of another model.
     """
-    folder = workdir / "checkpoints" / str(step)
-    problem = _damage(folder)
-    if problem is not None:
-        raise CheckpointError(
-            f"{folder}: {problem}. Sound checkpoints here: "
-            f"{[s for s in steps(workdir) if _damage(folder.with_name(str(s))) is None]} (--step)."
-        )
     try:
-        return _read_weights(folder, like)
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(
-            f"{folder / 'model'} cannot be read ({_first_line(error)}). Take another of the "
-            f"checkpoints {steps(workdir)} with --step, or run training on it again."
-        ) from error
+        return _whole_weights(_folder(workdir, step), like)
+    except DamagedError as error:
+        others = [other for other in steps(workdir) if other != step]
+        sound = [s for s in others if _damage(_folder(workdir, s), "model/") is None]
+        raise DamagedError(f"{error}. Sound checkpoints here: {sound} (--step).") from error
+
+
+def _whole_weights(folder: Path, like: Weights) -> Weights:
+    problem = _damage(folder, "model/")
+    if problem is None:
+        try:
+            return _read_weights(folder, like)
+        except CheckpointError:
+            raise
+        except Exception as error:
+            problem = f"{folder / 'model'}: {_first_line(error)}"
+    raise DamagedError(f"{folder} cannot be read ({problem})")
 
 
 def prune(workdir: Path, *, keep_last: int = 2) -> None:
@@ -244,7 +289,7 @@ def _read_weights(folder: Path, like: Weights) -> Weights:
 
 def _is_from_before(folder: Path) -> bool:
     """Whether a checkpoint was written when there was one table and no model state."""
-    return "format" not in json.loads((folder / MANIFEST).read_text())
+    return "format" not in files.read_record(folder / MANIFEST)
 
 
 def _weights_before(like: Weights) -> dict[str, Any]:
@@ -302,25 +347,24 @@ def _check_same_model(folder: Path, stored: Any, like: Any) -> None:
         )
 
 
-def _damage(folder: Path) -> str | None:
-    """Why a checkpoint must not be read, or None."""
+def _damage(folder: Path, read: str | None = None) -> str | None:
+    """Why a checkpoint must not be read, or None.
+
+    Args:
+      folder: the checkpoint's.
+      read: also verify the checksums of the files whose names begin so.
+    """
     if not folder.is_dir():
         return "there is no such checkpoint"
     try:
-        files = json.loads((folder / MANIFEST).read_text())["files"].items()
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        record = dict(files.read_record(folder / MANIFEST)["files"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
         return f"its {MANIFEST} cannot be read: {_first_line(error)}"
-    for name, size in files:
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != size:
-            return f"{name} has {path.stat().st_size} bytes, {size} were written"
-    return None
-
-
-def _file_sizes(folder: Path) -> dict[str, int]:
-    return {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+    problem = files.damage(folder, record, contents=False)
+    if problem is None and read is not None:
+        some = {name: entry for name, entry in record.items() if name.startswith(read)}
+        problem = files.damage(folder, some)
+    return problem
 
 
 def _remove(folder: Path) -> None:

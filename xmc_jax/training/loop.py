@@ -74,6 +74,14 @@ class Run:
             self._steps[stage.trains] = CompiledStep(self.system.make_step(stage.trains))
         return self._steps[stage.trains]
 
+    def lacking(self, step: int) -> str | None:
+        """What the run would need to go on exactly from a checkpoint, and does not have."""
+        per_epoch = self.source.shapes.steps
+        due = refresh.due(self.options, self.stages, step // per_epoch)
+        if due is None or step in (due * per_epoch, self.total_steps):
+            return None  # it needs none, or makes it from this very state
+        return refresh.damage(self.folder, due)
+
     @property
     def num_compiled(self) -> int:
         """Shapes that steps were compiled for."""
@@ -182,11 +190,14 @@ class _Loop:
             return
         current = refresh.load(run.folder, due)
         if current is None:
-            if due != epoch:
+            if lacking := run.lacking(int(state.step)):
                 raise TrainingError(
-                    f"{run.folder / 'refresh' / str(due)} is missing: epoch {epoch} cannot be "
-                    "resumed exactly. Remove the newest checkpoints to go back before that refresh."
+                    f"{lacking}: epoch {epoch} cannot be continued exactly. Run the same command "
+                    "again to go back to a checkpoint before that refresh."
                 )
+            if (run.folder / refresh.FOLDER / str(due)).exists():
+                problem = refresh.damage(run.folder, due)
+                logging.warning("%s: the refresh is made again", problem)
             current = self._refresh_now(state, epoch)
         refresh.prune(run.folder, {due, *self._refreshes_of_checkpoints()})
         run.source.use(current)

@@ -19,9 +19,10 @@ class MetricsLog:
         """Open the log, dropping what a killed run wrote past the checkpoint it resumes from."""
         self._path = workdir / "metrics.jsonl"
         if self._path.exists():
+            text = self._path.read_text(encoding="utf-8", errors="replace")
             kept = [
                 line
-                for line in self._path.read_text().splitlines()
+                for line in text.split("\n")
                 if (step := _step_of(line)) is not None and step <= first_step
             ]
             with files.replacing(self._path) as file:
@@ -62,5 +63,5 @@ class MetricsLog:
 def _step_of(line: str) -> int | None:
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

@@ -3,7 +3,7 @@
     refresh/<epoch>/order.npy, offsets.npy      clustered order of the training rows
     refresh/<epoch>/hard_negatives.npy          [N, eta * refresh_epochs] int32, -1 = none
     refresh/<epoch>/NAME.npy                    what else a system writes
-    refresh/<epoch>/info.json                   index, times
+    refresh/<epoch>/info.json                   index, times, checksums of the arrays
 
 It is written whole before it is used, so that a resumed run reads the same.
 """
@@ -36,9 +36,21 @@ class Refresh:
         self.folder = folder
 
     def get(self, name: str) -> np.ndarray | None:
-        """``NAME.npy``, or None where this refresh has no such file."""
+        """``NAME.npy``, or None where this refresh has no such file.
+
+        Raises:
+          ValueError: it cannot be read.
+        """
         path = self.folder / f"{name}.npy"
-        return np.asarray(np.load(path, mmap_mode="r")) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return np.asarray(np.load(path, mmap_mode="r"))
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{path} cannot be read ({error}). Remove {self.folder}, then run the same command "
+                "again."
+            ) from error
 
     def __getitem__(self, name: str) -> np.ndarray:
         """The array.
@@ -62,10 +74,26 @@ def due(options: TrainingOptions, stages: Sequence[Stage], epoch: int) -> int | 
     return first + (epoch - first) // options.refresh_epochs * options.refresh_epochs
 
 
-def load(workdir: Path, epoch: int) -> Refresh | None:
-    """The refresh of an epoch if it was finished."""
+def damage(workdir: Path, epoch: int) -> str | None:
+    """Why the refresh of an epoch must not be read, or None.
+
+    Those of earlier versions have no checksums: they are taken as they are.
+    """
     folder = workdir / FOLDER / str(epoch)
-    return Refresh(folder) if (folder / "info.json").exists() else None
+    if not folder.exists():
+        return f"{folder} is missing"
+    try:
+        record = files.read_record(folder / "info.json").get("files", {})
+    except (OSError, ValueError) as error:
+        return f"{folder / 'info.json'} cannot be read: {error}"
+    problem = files.damage(folder, record)
+    return None if problem is None else str(folder / problem)
+
+
+def load(workdir: Path, epoch: int) -> Refresh | None:
+    """The refresh of an epoch if it is whole."""
+    folder = workdir / FOLDER / str(epoch)
+    return Refresh(folder) if damage(workdir, epoch) is None else None
 
 
 def write(workdir: Path, epoch: int, make: Callable[[Path], dict[str, Any]]) -> Refresh:
@@ -81,7 +109,8 @@ def write(workdir: Path, epoch: int, make: Callable[[Path], dict[str, Any]]) -> 
     try:
         with files.replacing_folder(target) as temporary:
             facts = make(temporary)
-            files.write_json(temporary / "info.json", {"epoch": epoch, **facts})
+            written = {"epoch": epoch, **facts, "files": files.checksums(temporary)}
+            files.write_record(temporary / "info.json", written)
     except OSError as error:
         raise OSError(
             f"{target}: the refresh before epoch {epoch} could not be written "

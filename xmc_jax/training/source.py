@@ -47,10 +47,19 @@ class PoolSampler:
         self._hard_negatives: np.ndarray | None = None
 
     def use(self, refresh: RefreshFiles | None) -> None:
-        """Draw hard negatives from this refresh from now on."""
+        """Draw hard negatives from this refresh from now on.
+
+        Raises:
+          ValueError: it has none.
+        """
         self._hard_negatives = None
         if refresh is not None and self._options.hard_negatives:
             self._hard_negatives = refresh.get("hard_negatives")
+            if self._hard_negatives is None:
+                raise ValueError(
+                    "the refresh has lost its hard_negatives.npy. Remove the newest checkpoint and "
+                    "the folder refresh/ of the work directory, then run the same command again."
+                )
 
     def draw(self, queries: np.ndarray, epoch: int, step: int) -> pools.Pool:
         """The pool of a batch, a function of (seed, epoch, step, refresh) alone."""

@@ -18,19 +18,19 @@ from absl import logging
 
 from xmc_jax import files
 
-# What training writes; a folder that holds one of these but no meta.json is not ours to use.
-OURS = (
-    "checkpoints",
-    "features",
-    "features.tmp",
-    "frozen",
-    "label_frequency.npz",
-    "labels",
-    "metrics.jsonl",
-    "refresh",
-    "tokenizer",
-)
+FREQUENCY = "label_frequency.npz"  # of the original training labels
+# What a run writes before it begins; meta.json, which comes last, has the checksums.
+STARTED = ("features", "frozen", FREQUENCY, "labels", "tokenizer")
+# A folder that holds one of these but no meta.json is not ours to use.
+OURS = ("checkpoints", "metrics.jsonl", "refresh", "features.tmp", *STARTED)
+LATER = OURS[:3]  # what no start that was killed can have left
 UNFINISHED = ".unfinished"  # lies in a folder whose run has not begun yet: meta.json comes last
+KINDS = {  # of the entries of meta.json that are read
+    **dict.fromkeys(("config", "resolved", "encoder", "entry", "data", "files"), dict),
+    **dict.fromkeys(("epochs", "num_labels", "format"), int),
+}
+NEEDED = ("resolved", "encoder", "entry", "data", "num_labels")  # to open what a run learned
+PUT_BACK = "Put back a copy of the file, or choose another --workdir."
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "faiss-cpu")
 
 
@@ -51,10 +51,63 @@ def read_json(path: Path) -> Any:
             f"{path} does not exist: {path.parent} is not a work directory of xmc_jax.train. "
             "Give the folder that training printed, with --workdir."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WorkdirError(
-            f"{path} is not JSON ({error}); the work directory is damaged."
+            f"{path} is not JSON ({error}); the work directory is damaged. {PUT_BACK}"
         ) from error
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """``meta.json`` of a work directory; a warning says so where it was changed since.
+
+    Raises:
+      WorkdirError: no such file, or not one of a run.
+    """
+    path = folder / "meta.json"
+    meta = read_json(path)
+    check_entries(folder, meta, ("config", "epochs"))
+    if meta.pop("crc32", None) not in (None, files.content_crc32(meta)):
+        logging.warning("%s was changed since it was written, by hand or by damage", path)
+    return meta
+
+
+def check_entries(folder: Path, meta: Any, needed: Collection[str]) -> None:
+    """Raise `WorkdirError` unless ``meta.json`` has these, and all that is read is of its kind."""
+    entries = meta if isinstance(meta, dict) else {}
+    for name, kind in KINDS.items():
+        value = entries.get(name)
+        if (name in needed or name in entries) and not isinstance(value, kind):
+            raise WorkdirError(
+                f"{folder / 'meta.json'}: {name} is {value!r:.80}, which no run wrote; the work "
+                f"directory is damaged. {PUT_BACK}"
+            )
+
+
+def damage(folder: Path, meta: dict[str, Any], *names: str) -> str | None:
+    """What is wrong with the files that a run wrote before it began, or None.
+
+    Args:
+      folder: the work directory.
+      meta: its meta data; without checksums, as those of earlier versions, nothing is wrong.
+      names: of the files and folders that are looked at; none = all.
+    """
+    record = {
+        name: entry
+        for name, entry in meta.get("files", {}).items()
+        if not names or name.split("/")[0] in names
+    }
+    problem = files.damage(folder, record)
+    return None if problem is None else str(folder / problem)
+
+
+def set_aside_damaged(folder: Path, meta: dict[str, Any]) -> None:
+    """Rename what is damaged, so that it is made again."""
+    for name in STARTED:
+        problem = damage(folder, meta, name)
+        if problem is not None:
+            logging.warning("%s; it is made again", problem)
+            if (folder / name).exists():
+                files.set_aside(folder / name, ".damaged")
 
 
 def versions() -> dict[str, str]:
@@ -138,37 +191,43 @@ def claim(
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         new = not (workdir / "meta.json").exists()
-        foreign = [name for name in OURS if (workdir / name).exists()]
-        if new and foreign and not (workdir / UNFINISHED).exists():
+        killed = (workdir / UNFINISHED).exists()
+        foreign = [name for name in (LATER if killed else OURS) if (workdir / name).exists()]
+        if new and foreign:
             raise WorkdirError(
                 f"{workdir} is not a work directory: it has no meta.json, but holds "
-                f"{', '.join(foreign)}. Choose another --workdir."
+                f"{', '.join(foreign)}. Put meta.json back if it was lost, or choose another "
+                "--workdir."
             )
-        probe = workdir / (UNFINISHED if new else ".write")
+        probe = workdir / UNFINISHED
         probe.write_text("")
         if new:
-            _remove_ours(workdir)  # of a start that was killed
+            _remove_started(workdir)  # of a start that was killed
             return None
         probe.unlink()
     except OSError as error:
         raise _unwritable(workdir, error) from error
-    meta = upgrade(read_json(workdir / "meta.json"))
+    meta = upgrade(read_meta(workdir))
     _check_same(workdir, meta["config"], config, overrides)
     return {**meta, "resolved": _completed(meta.get("resolved", {}), config)}
 
 
 def begin(workdir: Path, meta: dict[str, Any]) -> dict[str, Any]:
-    """Write ``meta.json``: from now on the run can be continued. Returns it as it is read back."""
-    files.write_json(workdir / "meta.json", meta)
+    """Write ``meta.json``: from now on the run can be continued. Returns it as it is read back.
+
+    It has the checksums of all that was written before.
+    """
+    written = files.checksums(workdir, *STARTED)
+    files.write_record(workdir / "meta.json", {**meta, "files": written})
     files.unlink(workdir / UNFINISHED)
-    return read_json(workdir / "meta.json")
+    return read_meta(workdir)
 
 
 def discard(workdir: Path) -> None:
     """Remove what a run left that never began; nothing where it has begun."""
     if (workdir / "meta.json").exists() or not (workdir / UNFINISHED).exists():
         return
-    _remove_ours(workdir)
+    _remove_started(workdir)
     files.unlink(workdir / UNFINISHED)
     try:
         workdir.rmdir()
@@ -176,8 +235,8 @@ def discard(workdir: Path) -> None:
         return
 
 
-def _remove_ours(workdir: Path) -> None:
-    for name in OURS:
+def _remove_started(workdir: Path) -> None:
+    for name in (*STARTED, "features.tmp"):
         path = workdir / name
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

@@ -264,6 +264,9 @@ def test_keys_of_a_description(canonical, change, expected):
     path = canonical / "dataset.json"
     description = json.loads(path.read_text())
     path.write_text(json.dumps({**description, **change}))
+    refused(canonical, r"dataset\.json: found a description that cannot be read .*changed since")
+    del description["crc32"]  # as if it had been written so
+    path.write_text(json.dumps({**description, **change}))
     refused(canonical, rf"dataset\.json: {expected}")
     (key,) = change
     path.write_text(json.dumps({name: x for name, x in description.items() if name != key}))
@@ -277,6 +280,11 @@ def test_keys_of_a_description(canonical, change, expected):
 def test_arrays_of_a_canonical_form(canonical, name):
     path = canonical / name
     path.write_bytes(bytes(path.stat().st_size))
+    refused(canonical, rf"{name}: found other bytes than were written")
+    description = json.loads((canonical / "dataset.json").read_text())
+    del description["crc32"]  # earlier versions wrote no checksums
+    sizes = {name: entry[0] for name, entry in description["files"].items()}
+    (canonical / "dataset.json").write_text(json.dumps({**description, "files": sizes}))
     refused(canonical, rf"{name}: found an array that cannot be read .*; expected one as it was")
 
 
@@ -365,3 +373,10 @@ def test_a_pipe_is_opened_once(tmp_path, pack):
     writer.start()
     assert list(Decoder(tmp_path / "pipe").lines()) == text.splitlines()
     writer.join()
+
+
+def test_rows_without_labels_beside_a_label_file(tmp_path):
+    rows = [json.dumps({"text": f"text {i}", "y": [i % 3]}) for i in range(9)]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows) + "\n")
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    refused(tmp_path, r"train\.jsonl: found no row with labels, but .*y.*--label_column=NAME")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
+from pathlib import Path
 
+import damage
 import numpy as np
 import pytest
 from layout_files import (
@@ -24,6 +27,7 @@ from layout_files import (
 from scipy import sparse
 
 from xmc_jax.data.readers import formats
+from xmc_jax.data.summaries import summary
 from xmc_jax.data.texts import LineTexts
 
 NGAME_NAMES = ("trn.raw.txt", "tst.raw.txt", "lbl.raw.txt")
@@ -208,6 +212,85 @@ def test_changed_canonical_form_is_refused(tmp_path):
     write(tmp_path / "out" / "test_labels.npz", "")
     with pytest.raises(ValueError, match="version 99"):
         formats.load(tmp_path / "out")
+
+
+CANONICAL = (
+    "dataset.json",
+    *(f"{role}{end}" for role in ("train", "test", "labels") for end in (".txt", "_offsets.npy")),
+    *(f"{role}_{end}" for role in ("train", "test") for end in ("labels.npz", "filter.npy")),
+)
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """A canonical form, made from a raw data set beside it."""
+    write_json(tmp_path / "raw")
+    formats.save(formats.load(tmp_path / "raw"), tmp_path / "whole")
+    assert {path.name for path in (tmp_path / "whole").iterdir()} == set(CANONICAL)
+    return tmp_path / "whole"
+
+
+@pytest.mark.parametrize("kind", damage.KINDS)
+@pytest.mark.parametrize("name", CANONICAL)
+def test_damage_of_a_canonical_form_is_named_and_nothing_is_made_of_it(whole, name, kind):
+    kind(whole / name)
+    said = re.escape(name)
+    if (kind, name) == (damage.remove, "dataset.json"):
+        said = "whole: found only labels.txt"
+    with pytest.raises(formats.DataError, match=said):
+        formats.load(whole)
+    with pytest.raises(formats.DataError, match=said):
+        list(summary.prepare(str(whole), str(whole.parent / "out")))
+    with pytest.raises(formats.DataError):  # it is not taken for the same data
+        list(summary.prepare(str(whole.parent / "raw"), str(whole)))
+    assert {path.name for path in whole.parent.iterdir()} == {"raw", "whole"}
+
+
+@pytest.mark.parametrize("kind", damage.KINDS)
+@pytest.mark.parametrize("name", CANONICAL)
+def test_a_damaged_copy_in_the_cache_is_made_again(tmp_path, no_small, caplog, name, kind):
+    raw, cache = write_json(tmp_path / "raw"), tmp_path / "cache"
+    folder = formats.ensure_canonical(raw, text="title", cache_root=cache)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    kind(folder / name)
+    assert formats.ensure_canonical(raw, text="title", cache_root=cache) == folder
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert name in caplog.text and f"is written again from {raw}" in caplog.text
+    assert [path.name for path in cache.iterdir()] == [folder.name]
+
+
+def forget_checksums(folder: Path) -> None:
+    """As earlier versions wrote it."""
+    description = json.loads((folder / "dataset.json").read_text())
+    del description["crc32"]
+    description["files"] = {name: size for name, (size, _) in description["files"].items()}
+    (folder / "dataset.json").write_text(json.dumps(description))
+
+
+def test_a_canonical_form_with_sizes_alone_is_read_and_its_digest_verified(whole, digest):
+    forget_checksums(whole)
+    check(formats.load(whole))
+    assert formats.load(whole).digest == digest
+
+    def reverse(path: Path) -> None:
+        sparse.save_npz(path, sparse.load_npz(path)[::-1], compressed=False)
+
+    for name in ("train.txt", "labels.txt", "train_labels.npz", "test_filter.npy"):
+        before = (whole / name).read_bytes()
+        (reverse if name.endswith("npz") else damage.flip)(whole / name)
+        with pytest.raises(formats.DataError, match="as written"):
+            formats.load(whole)
+        (whole / name).write_bytes(before)
+    check(formats.load(whole))
+
+
+@pytest.mark.parametrize("name", ["name", "digest", "notes", "files", "format_version"])
+def test_a_description_without_its_entries(whole, name):
+    description = json.loads((whole / "dataset.json").read_text())
+    del description["crc32"], description[name]
+    (whole / "dataset.json").write_text(json.dumps(description))
+    with pytest.raises(formats.DataError, match=rf"dataset\.json: found .*{name}.* Delete"):
+        formats.load(whole)
 
 
 @pytest.fixture

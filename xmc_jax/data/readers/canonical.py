@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from scipy.sparse import csr_matrix
 
 from xmc_jax import files
 from xmc_jax.data import texts as texts_lib
-from xmc_jax.data.dataset import Dataset, Split
+from xmc_jax.data.dataset import Dataset, Split, digest
 from xmc_jax.data.readers.layouts import Layout
 from xmc_jax.data.readers.raw_files import DataError, problem
 from xmc_jax.data.readers.reading import AS_FOUND, Reading
@@ -33,7 +32,7 @@ _KEYS = {"name": str, "digest": str, "notes": list, "files": dict}
 ADVICE = (
     "Choose another folder; that of copies made by training is the environment variable XMC_CACHE."
 )
-_AGAIN = "Delete the folder and write it again with python -m xmc_jax.prepare."
+AGAIN = "Delete the folder and write it again with python -m xmc_jax.prepare."
 
 
 def save(
@@ -79,8 +78,17 @@ def is_canonical(folder: Path) -> bool:
     return (folder / DESCRIPTION).is_file()
 
 
+def is_whole(folder: Path) -> bool:
+    """Whether a folder holds a canonical form, as it was written."""
+    try:
+        check(folder)
+    except DataError:
+        return False
+    return True
+
+
 def _holds(folder: Path, dataset: Dataset) -> bool:
-    return is_canonical(folder) and read_description(folder)["digest"] == dataset.digest
+    return is_canonical(folder) and check(folder)["digest"] == dataset.digest
 
 
 def write_into(
@@ -104,7 +112,6 @@ def write_into(
         matrix = csr_matrix((values, labels.indices, labels.indptr), shape=labels.shape)
         sparse.save_npz(folder / f"{role}_labels.npz", matrix, compressed=False)
         np.save(folder / f"{role}_filter.npy", np.asarray(split.filter_pairs, dtype=np.int64))
-    written = sorted(path for path in folder.iterdir())
     description = {
         "format_version": FORMAT_VERSION,
         "name": dataset.name,
@@ -115,9 +122,9 @@ def write_into(
         "text": recipe,
         "reading": dataclasses.asdict(reading),
         "notes": list(dataset.notes),
-        "files": {path.name: path.stat().st_size for path in written},
+        "files": files.checksums(folder),
     }
-    (folder / DESCRIPTION).write_text(json.dumps(description, indent=1, ensure_ascii=False) + "\n")
+    files.write_record(folder / DESCRIPTION, description)
 
 
 def read_description(folder: Path) -> dict:
@@ -128,72 +135,83 @@ def read_description(folder: Path) -> dict:
     """
     path = folder / DESCRIPTION
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
+        description = files.read_record(path)
         version = description["format_version"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         unread = f"a description that cannot be read ({error!r:.200})"
-        raise problem(path, None, unread, "one written by this package", _AGAIN) from error
+        raise problem(path, None, unread, "one written by this package", AGAIN) from error
     if version != FORMAT_VERSION:
         expected = f"version {FORMAT_VERSION}"
-        raise problem(path, None, f"format version {version!r:.60}", expected, _AGAIN)
+        raise problem(path, None, f"format version {version!r:.60}", expected, AGAIN)
     for key, kind in _KEYS.items():
         if not isinstance(description.get(key), kind):
             shown = f"{key} = {description.get(key)!r:.60}"
-            raise problem(path, None, shown, f"a {kind.__name__}", _AGAIN)
+            raise problem(path, None, shown, f"a {kind.__name__}", AGAIN)
     lacking = {*_TEXT_FILES.values(), *_ARRAYS} - description["files"].keys()
     if lacking:
         shown = f"files without {', '.join(sorted(lacking))}"
-        raise problem(path, None, shown, "all files of a data set", _AGAIN)
+        raise problem(path, None, shown, "all files of a data set", AGAIN)
+    return description
+
+
+def check(folder: Path) -> dict:
+    """Verifies the checksums of all files; returns the description.
+
+    Raises:
+      DataError: a file is missing or is not as it was written.
+    """
+    description = read_description(folder)
+    wrong = files.damage(folder, description["files"])
+    if wrong is not None:
+        raise DataError(f"{folder / wrong} (it was changed). {AGAIN}")
     return description
 
 
 def load_canonical(layout: Layout) -> Dataset:
-    """Maps a canonical folder: time and memory do not depend on the texts.
+    """Maps a canonical folder; each file is read once, to verify its checksum.
 
     Raises:
       DataError: a file is missing or is not as it was written.
     """
     folder = layout.root
-    description = read_description(folder)
-    for name, size in description["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise problem(path, None, "no file", f"{size} bytes", _AGAIN)
-        now = path.stat().st_size
-        if now != size:
-            expected = f"{size}, as written (it was changed)"
-            raise problem(path, None, f"{now} bytes", expected, _AGAIN)
-    texts = {
-        role: LineTexts(folder / name, offsets=_read(folder / f"{role}_offsets.npy", mmap_mode="r"))
-        for role, name in _TEXT_FILES.items()
-    }
+    description = check(folder)
+    checked = all(isinstance(entry, list) for entry in description["files"].values())
+    texts = {}
+    for role, name in _TEXT_FILES.items():
+        offsets = _read(folder / f"{role}_offsets.npy", lambda path: np.load(path, "r"))
+        texts[role] = LineTexts(folder / name, offsets=offsets if checked else None)
     splits = {}
     for role in ("train", "test"):
-        matrix = _read(folder / f"{role}_labels.npz", sparse.load_npz)
+        matrix = _read(folder / f"{role}_labels.npz", lambda path: sparse.load_npz(path).tocsr())
         matrix.data = np.ones(matrix.nnz, dtype=np.float32)
         matrix.has_canonical_format = True
-        pairs = _read(folder / f"{role}_filter.npy")
+        pairs = _read(folder / f"{role}_filter.npy", np.load)
         splits[role] = Split(texts[role], csr_matrix(matrix), pairs)
         if len(texts[role]) != matrix.shape[0] or len(texts["labels"]) != matrix.shape[1]:
             expected = f"a matrix for {len(texts[role])} texts, {len(texts['labels'])} labels"
             path = folder / f"{role}_labels.npz"
-            raise problem(path, None, f"shape {matrix.shape}", expected, _AGAIN)
+            raise problem(path, None, f"shape {matrix.shape}", expected, AGAIN)
+    kept = description["digest"]
+    if not checked:  # of an earlier version: the digest, which takes longer, is of all content
+        now = digest(splits["train"], splits["test"], texts["labels"])
+        if now != kept:
+            raise problem(folder, None, f"content of digest {now}", f"{kept}, as written", AGAIN)
     return Dataset(
         name=description["name"],
         train=splits["train"],
         test=splits["test"],
         label_texts=texts["labels"],
-        digest=description["digest"],
+        digest=kept,
         notes=tuple(description["notes"]),
     )
 
 
-def _read(path: Path, load: Callable[..., Any] = np.load, **options: Any) -> Any:
+def _read(path: Path, read: Callable[[Path], Any]) -> Any:
     try:
-        return load(path, **options)
+        return read(path)
     except Exception as error:  # NumPy, SciPy and zipfile have many
         shown = f"an array that cannot be read ({error})"
-        raise problem(path, None, shown, "one as it was written", _AGAIN) from error
+        raise problem(path, None, shown, "one as it was written", AGAIN) from error
 
 
 def copy_folder(

@@ -10,6 +10,7 @@ Example::
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,8 +87,8 @@ def ensure_canonical(
     """Returns a path that `load` reads fast: the canonical form of a raw data set, written once.
 
     It is kept below ``cache_root``, else ``$XMC_CACHE``, else ``~/.cache/xmc_jax``, under a key of
-    the source files' names, sizes and times, the text recipe and the flags. Canonical folders,
-    and raw ones of a few megabytes, are returned as they are.
+    the source files' names, sizes and times, the text recipe and the flags; a damaged one is
+    written again. Canonical folders, and raw ones of a few megabytes, are returned as they are.
 
     Raises:
       DataError: as `load`; nothing half-written is left behind.
@@ -99,8 +100,14 @@ def ensure_canonical(
     # Texts were all there was when this was no choice.
     recipe = text if "test" in layout.files or share_of == "texts" else f"{text} {share_of}"
     folder = canonical.copy_folder(layout, recipe, cache_root, reading)
-    if canonical.is_canonical(folder):
-        return folder
+    if folder.exists():
+        try:
+            canonical.check(folder)
+            return folder
+        except DataError as error:
+            reason = str(error).removesuffix(canonical.AGAIN)
+            logging.warning("%sIt is written again from %s.", reason, folder_or_file)
+            shutil.rmtree(folder, ignore_errors=True)
     logging.info("first use of %s: writing its canonical form to %s", folder_or_file, folder)
     write_canonical(folder_or_file, folder, text=text, share_of=share_of, reading=reading)
     return folder
@@ -116,7 +123,7 @@ def write_canonical(
 ) -> Dataset:
     """Reads a raw data set and writes its canonical form to ``folder``, texts without a detour."""
     with files.publishing_folder(
-        folder, whole=canonical.is_canonical, advice=canonical.ADVICE
+        folder, whole=canonical.is_whole, advice=canonical.ADVICE
     ) as temporary:
         dataset = load(
             folder_or_file, text=text, text_folder=temporary, share_of=share_of, reading=reading

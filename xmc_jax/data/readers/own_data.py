@@ -77,6 +77,8 @@ def _checked(layout: Layout, rows: dict[str, OwnRows], place: TextPlace) -> dict
     """The rows, once their columns and cells look right; those of one text merged (long form)."""
     for file in rows.values():
         own_checks.check_columns(file, place.reading)
+    if not rows["train"].names:
+        raise _no_labels(rows["train"])
     if own_checks.holds_several(rows.values()):
         return rows
     if "labels" not in layout.files:  # else a label that is none of its texts is looked into

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,11 @@ def kept_rows(
     folder: Path, options: FrugalOptions, data: TrainingData, idf: np.ndarray
 ) -> GraphRows:
     """Rows of the label graph, read from a work directory or made and written there."""
-    if not (folder / FOLDER / "info.json").exists():
+    try:
+        return load_rows(folder)
+    except ValueError as error:
+        if (folder / FOLDER).exists():
+            logging.warning("%s It is made again.", error)
         started = time.perf_counter()
         graph = label_features.neighbour_graph(
             data.original_labels, neighbours=options.graph.neighbours, seed=options.seed
@@ -46,12 +49,17 @@ def kept_rows(
 
 
 def load_rows(folder: Path) -> GraphRows:
-    """Rows of the label graph of a work directory, memory-mapped."""
-    info = json.loads((folder / FOLDER / "info.json").read_text())
-    read = lambda name, dtype: np.memmap(
-        folder / FOLDER / name, dtype, mode="r", shape=tuple(info["shape"])
-    )
-    return GraphRows(read("graph_ids.bin", "<i4"), read("graph_weights.bin", "<f4"))
+    """Rows of the label graph of a work directory, memory-mapped.
+
+    Raises:
+      ValueError: they are missing or damaged.
+    """
+    try:
+        shape = tuple(files.read_object(folder / FOLDER / "info.json")["shape"])
+        read = lambda name, dtype: np.memmap(folder / FOLDER / name, dtype, mode="r", shape=shape)
+        return GraphRows(read("graph_ids.bin", "<i4"), read("graph_weights.bin", "<f4"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / FOLDER} cannot be read ({error}).") from error
 
 
 def _write_rows(target: Path, blocks: Iterator[Any], shape: tuple[int, int]) -> None:
