@@ -340,6 +340,16 @@ def test_a_pipe_is_written_into(model, written, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["pipe", "texts.txt"]
 
 
+def test_a_pipe_is_read(trained, tmp_path):
+    pipe, out = tmp_path / "pipe", tmp_path / "out"
+    os.mkfifo(pipe)
+    process = tiny.start("predict", f"--workdir={trained}", f"--input={pipe}", f"--output={out}")
+    pipe.write_text("".join(f"{text}\n" for text in TEXTS))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert [json.loads(line)["text"] for line in out.read_text().splitlines()] == TEXTS
+
+
 def test_links_are_followed(written, tmp_path):
     for name in ("there", "not_yet"):
         target, link = tmp_path / "far" / name, tmp_path / name

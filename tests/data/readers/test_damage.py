@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import threading
 import time
 
 import numpy as np
@@ -14,6 +15,7 @@ from layout_files import json_lines, write, write_json, write_lines_layout
 from scipy import sparse
 
 from xmc_jax.data.readers import formats
+from xmc_jax.data.readers.decoding import Decoder
 
 
 def refused(folder, expected: str) -> None:
@@ -360,6 +362,17 @@ def test_a_thousand_equal_errors(tmp_path):
     shown = done.stderr.splitlines()[-6:]
     assert shown[1].startswith("1,001 bad rows:") or shown[0].startswith("1,001 bad rows:")
     assert done.stderr.count("mine.tsv, line ") == 3 and len(done.stderr) < 2000
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bytes])
+def test_a_pipe_is_opened_once(tmp_path, pack):
+    os.mkfifo(tmp_path / "pipe")
+    text = "".join(f"line {i}\n" for i in range(20_000))
+    writing = (tmp_path / "pipe").write_bytes
+    writer = threading.Thread(target=writing, args=[pack(text.encode())], daemon=True)
+    writer.start()
+    assert list(Decoder(tmp_path / "pipe").lines()) == text.splitlines()
+    writer.join()
 
 
 def test_rows_without_labels_beside_a_label_file(tmp_path):

@@ -10,13 +10,14 @@ import tiny
 from layout_files import json_lines, write
 
 from xmc_jax.data.readers import formats
+from xmc_jax.data.readers.reading import Reading
 
 TAGS = ["git", "sql", "css", "c, c++"]
 
 
-def labels_of(folder) -> dict[str, set[str]]:
+def labels_of(folder, **reading) -> dict[str, set[str]]:
     """Text -> label texts, of both splits."""
-    dataset = formats.load(folder)
+    dataset = formats.load(folder, reading=Reading(**reading))
     return {
         text: {dataset.label_texts[i] for i in split.labels[row].indices}
         for split in (dataset.train, dataset.test)
@@ -191,6 +192,36 @@ def test_ids_that_may_count_from_1_are_named(tmp_path):
     assert "labels.txt: no row has id 0. Write each label as ID<TAB>TEXT" in str(
         formats.load(tmp_path).notes
     )
+
+
+@pytest.mark.parametrize(
+    "lines", [["label", *TAGS], [f"{i}\t{tag}" for tag, i in SHUFFLED.items()]]
+)
+def test_runs_begun_by_commit_6654296_keep_their_labels(tmp_path, lines):
+    write(tmp_path / "labels.txt", "\n".join(lines))
+    write_rows(tmp_path, numbered(0))
+    old = formats.load(tmp_path, reading=Reading(version=1))
+    assert list(old.label_texts) == lines
+    assert labels_of(tmp_path, version=1)["about sql 0"] == {lines[1], lines[2]}  # lines from 0
+
+
+@pytest.mark.parametrize("ids", [(7, 8, 9), ("A1", "a1", "B2")])
+@pytest.mark.parametrize("by", ["ids", "texts"])
+def test_merged_labels_with_ids(tmp_path, ids, by):
+    write(tmp_path / "labels.txt", "{}\tgit\n{}\tGit\n{}\tcss\n".format(*ids))
+    one, twin, other = ids if by == "ids" else ("GIT", "giT", "Css")
+    write(tmp_path / "train.tsv", f"x\t{one}|{other}\ny\t{twin}\nz\t{other}\n" * 5)
+    found = labels_of(tmp_path, merge_labels=True)
+    assert found == {"x": {"git", "css"}, "y": {"git"}, "z": {"css"}}
+
+
+def test_no_negative_id_becomes_a_label_by_merging(tmp_path):
+    write(tmp_path / "labels.txt", "git\nGit\n")
+    write(tmp_path / "train.jsonl", json_lines({"text": f"t{i}", "labels": [-1]} for i in range(9)))
+    with pytest.raises(
+        formats.DataError, match=r"train\.jsonl, line 1: found label id -1 in row 0"
+    ):
+        labels_of(tmp_path, merge_labels=True)
 
 
 def test_through_the_binary(tmp_path):
