@@ -134,8 +134,8 @@ def test_it_predicts(whole):
     products = np.take_along_axis(model.encode(texts) @ model.label_vectors().T, ids, axis=1)
     np.testing.assert_allclose(scores[:2], products[:2], rtol=1e-5)
     assert (ids[2] == -1).all()  # a blank text
-    best = model.predict(texts, k=2)[0]
-    assert {label for label, _ in best} == {"red apple", "old apple"}
+    best = [label for label, _ in model.predict(texts, k=3)[0]]
+    assert "red apple" in best and all(label.endswith(" apple") for label in best[:2])
     ranker = open_runs.open_run(whole)
     ranker = ranker.ranker(ranker.load_data().label_tokens)
     again = ranker.score(model.encode(texts), "logits", ids)
