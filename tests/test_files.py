@@ -251,17 +251,17 @@ def test_a_kill_leaves_the_old_one_and_the_next_writer_clears_up(tmp_path, kind)
 
 
 def test_the_cache_folder(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("HOME", "/houses/someone")
     for value, expected in (
         ("/big/disk", "/big/disk"),
-        ("~/cache", "/home/someone/cache"),
+        ("~/cache", "/houses/someone/cache"),
         ("relative", "relative"),
-        ("", "/home/someone/.cache/xmc_jax"),
+        ("", "/houses/someone/.cache/xmc_jax"),
     ):
         monkeypatch.setenv("XMC_CACHE", value)
         assert files.cache_folder() == Path(expected)
     monkeypatch.delenv("XMC_CACHE")
-    assert files.cache_folder() == Path("/home/someone/.cache/xmc_jax")
+    assert files.cache_folder() == Path("/houses/someone/.cache/xmc_jax")
     for name, value in (("HOME", ""), ("XMC_CACHE", "~no-such-user/x")):
         monkeypatch.setenv(name, value)
         with pytest.raises(OSError, match=r"no home folder .* XMC_CACHE to a folder"):
