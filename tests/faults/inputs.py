@@ -192,7 +192,7 @@ def changed_rows(case: Case, facts: dict[str, Any]) -> str:
     for text, labels in kept_rows(case).items():
         if plain(text) not in found:
             return f"lost rows: {text[:60]!r}"
-        if not {plain(label) for label in labels} <= found[plain(text)]:
+        if {plain(label) for label in labels} != found[plain(text)]:
             return f"wrong labels: {text[:60]!r} has {sorted(found[plain(text)])[:4]}"
     more = {plain(label) for label in facts["labels"]} - {plain(x) for x in case.base.labels}
     if len(more) > case.more_labels:

@@ -95,6 +95,12 @@ def test_locales(module, locale, commands):
         assert [row["text"] for row in rows] == [TEXT] * 3
 
 
+def readable(folder: Path) -> None:
+    """Let others read what is there, whatever the umask."""
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
 def as_nobody(*command: object) -> subprocess.CompletedProcess[str]:
     """A binary of another user, who has no home."""
     environment = {name: value for name, value in os.environ.items() if name != "HOME"}
@@ -124,6 +130,7 @@ def open_place(tmp_path):
 
 def test_another_user_prepares(open_place):
     data = tiny.write_tsv(open_place / "points.tsv", rows=40)
+    readable(open_place)
     secret = tiny.write_tsv(open_place / "secret.tsv", rows=40)
     secret.chmod(0o600)
     told = as_nobody(*binary("prepare", f"--input={secret}"))
@@ -142,8 +149,9 @@ def test_another_user_opens_a_run(module, open_place, own_data, trained):
     """What may be read is used; what would be written there is told."""
     run = shutil.copytree(trained, open_place / "run")
     data = shutil.copy(own_data, open_place / "points.tsv")
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     (open_place / "texts").write_text("red apple\n")
+    readable(open_place)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     arguments = {
         "train": [f"--config=unidec:{data}", *tiny.flags(), f"--workdir={run}"],
         "evaluate": [f"--workdir={run}", f"--data={data}"],
