@@ -36,7 +36,7 @@ from tests.faults.runs import (
 )
 
 Rng = np.random.Generator
-GOOD = ("same result", "refused")
+GOOD = ("same result", "refused", "fell back")
 NOT_READ = ("tensorboard", "eval-", "points.tsv", "texts")
 
 
@@ -156,11 +156,16 @@ class Campaign:
             return "traceback", last[0][:200]
         if done.returncode not in (0, 1):
             return "exit code", f"{done.returncode} {last}"
+        parts = path.relative_to(self._here.folder).parts
+        is_named = any(part in done.stderr for part in (parts[-1], "/".join(parts[:3])))
         if done.returncode == 0:
             wrong = differences(result, sound)
-            return ("another result", ", ".join(wrong[:4])) if wrong else ("same result", "")
-        parts = path.relative_to(self._here.folder).parts
-        if not any(part in done.stderr for part in (parts[-1], "/".join(parts[:3]))):
+            if not wrong:
+                return "same result", ""
+            if is_named and "output" in result:  # of the checkpoint before
+                return "fell back", ", ".join(wrong[:4])
+            return "another result", ", ".join(wrong[:4])
+        if not is_named:
             return "no place", last[0][:200]
         return "refused", last[0][:200]
 
