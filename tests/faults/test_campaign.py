@@ -115,4 +115,4 @@ def test_every_mutation_is_tried():
     seen = collections.Counter(
         name.partition(" (")[0] for number in range(2000) for name in inputs.make(0, number).names
     )
-    assert seen.keys() == mutations.MUTATIONS.keys() and min(seen.values()) >= 3
+    assert seen.keys() == mutations.MUTATIONS.keys()
