@@ -15,7 +15,7 @@ import pytest
 from tests.faults import bases, damage, inputs, kills, mutations
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.campaign]
 
 
 def campaign(module: str, *arguments: str) -> tuple[list[str], dict]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import tiny
 
+pytestmark = pytest.mark.campaign
 STREAMS = {  # what a shell makes of them; whether standard output is lost
     "all are there": ("", False),
     "standard output is closed": (">&-", True),
