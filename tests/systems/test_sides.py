@@ -138,7 +138,8 @@ def test_a_trained_run_evaluates_and_predicts_with_its_sides(trained):
             model.label_vectors(head=head), ranker.label_vectors(head), atol=1e-6
         )
     known = data.dataset.label_texts[3]
-    vectors = predictor.load(folder, new_labels=[known]).label_vectors(head="de")
+    again = [known.upper()]  # of the same tokens, but another text
+    vectors = predictor.load(folder, new_labels=again).label_vectors(head="de")
     np.testing.assert_allclose(vectors[-1], vectors[3], atol=1e-6)
     np.testing.assert_allclose(vectors[3], ranker.label_vectors("de")[3], atol=1e-6)
     assert np.abs(model.encode([known], head="de")[0] - vectors[3]).max() > 0.01

@@ -214,7 +214,9 @@ def test_prediction(whole):
         "red river",
         "old river",
     )
-    with pytest.raises(ValueError, match=r"head 'de': expected one of .*no dual encoder"):
+    with pytest.raises(
+        ValueError, match=r"head 'de': expected one of .*a frugal classifier has no other"
+    ):
         model.predict(TEXTS, head="de")
     with pytest.raises(ValueError, match=r"labels that came after training have no cluster"):
         predictor.load(whole, new_labels=["quiet harp"])
