@@ -66,6 +66,7 @@ def headlines(rng: random.Random) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("name", "write", "labels"),
     [

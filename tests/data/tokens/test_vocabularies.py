@@ -157,6 +157,7 @@ def test_prepare_says_the_share_and_warns_above_5_percent(tmp_path):
 )
 @pytest.mark.parametrize("vocabulary", MAKERS)
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_training_knows_runs_keeps_marks_and_says_so(options, vocabulary, tmp_path):
     source = tmp_path / "points.tsv"
     lines = [f"{text}\t{text[:3]} bán\n" for text in runs(words_of("Khmer"), 200)]
