@@ -89,7 +89,7 @@ def test_a_damaged_optimizer_is_no_reason_not_to_predict(copy, trained, caplog):
     best = checkpoints.best_step(copy)
     damage.flip(weights_file(copy, best, "optimizer"))
     assert predictor.load(copy).predict(TEXTS) == predictor.load(trained).predict(TEXTS)
-    assert not [line for line in caplog.messages if "checkpoints/" in line and "damaged" in line]
+    assert "the next best one is taken" not in caplog.text and "found other bytes" not in caplog.text
 
 
 def test_training_goes_on_from_the_checkpoint_before_a_flipped_bit(copy, trained, config, caplog):
@@ -229,14 +229,17 @@ def test_an_earlier_run_without_checksums(copy, trained, config):
 # meta.json.
 
 ENTRIES = ("config", "resolved", "encoder", "entry", "data", "num_labels", "epochs")
+ODD = [
+    pytest.param(name, value, id=f"{name}-{value!r}")
+    for name in ENTRIES
+    for value in (None, 7, "x", {}, [])
+    if not (value == 7 and name in ("num_labels", "epochs"))  # these are numbers
+]
 
 
-@pytest.mark.parametrize("name", ENTRIES)
-@pytest.mark.parametrize("value", [None, 7, "x", {}, []], ids=repr)
+@pytest.mark.parametrize(("name", "value"), ODD)
 def test_an_odd_entry_is_named(copy, config, name, value):
     meta = json.loads((copy / "meta.json").read_text())
-    if isinstance(value, type(meta[name])) and value != {}:
-        pytest.skip("it is of the right kind")
     (copy / "meta.json").write_text(json.dumps({**meta, name: value}))
     if value is None:
         (copy / "meta.json").write_text(json.dumps({k: v for k, v in meta.items() if k != name}))
