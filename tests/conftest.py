@@ -6,6 +6,7 @@ import atexit
 import fcntl
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -42,6 +43,21 @@ def optimised(monkeypatch) -> None:
 def golden() -> Path:
     """Folder with the reference values (see its README)."""
     return Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def devices(tmp_path_factory) -> Path:
+    """Folder with a ``null`` and a ``full`` of our own: root could replace the machine's."""
+    folder = tmp_path_factory.mktemp("devices")
+    for name, minor in (("null", 3), ("full", 7)):
+        node = folder / name
+        try:
+            os.mknod(node, 0o666 | stat.S_IFCHR, os.makedev(1, minor))
+            node.open("wb").close()
+        except PermissionError:  # not root, or no devices here: then the machine's are safe
+            node.unlink(missing_ok=True)
+            node.symlink_to(f"/dev/{name}")
+    return folder
 
 
 @pytest.fixture(scope="session")

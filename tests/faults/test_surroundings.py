@@ -17,11 +17,11 @@ pytestmark = pytest.mark.campaign
 STREAMS = {  # what a shell makes of them; whether standard output is lost
     "all are there": ("", False),
     "standard output is closed": (">&-", True),
-    "standard output is full": (">/dev/full", True),
+    "standard output is full": (">{devices}/full", True),
     "one line is read": ("| head -1", True),
     "nothing is read": ("| true", True),
     "standard error is closed": ("2>&-", False),
-    "standard error is full": ("2>/dev/full", False),
+    "standard error is full": ("2>{devices}/full", False),
     "standard input is closed": ("<&-", False),
     "all are closed": ("<&- >&- 2>&-", True),
 }
@@ -75,9 +75,9 @@ def assert_plain(done: subprocess.CompletedProcess[bytes], *, lost: bool) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["prepare", "predict", "evaluate"])
 @pytest.mark.parametrize("streams", STREAMS)
-def test_streams(module, streams, commands):
+def test_streams(module, streams, commands, devices):
     redirections, lost = STREAMS[streams]
-    done = in_shell(commands[module], redirections)
+    done = in_shell(commands[module], redirections.format(devices=devices))
     assert_plain(done, lost=lost)
     if not lost:
         assert done.stdout

@@ -51,19 +51,20 @@ def without_reader(module: str, *arguments: object) -> subprocess.CompletedProce
 
 LOST = [  # standard output, exit code, message
     ("| head -1", 141, "standard output was closed before its end."),
-    (">/dev/full", 1, "standard output cannot be used: No space left on device."),
+    (">{devices}/full", 1, "standard output cannot be used: No space left on device."),
     (">&-", 1, "standard output is closed."),
     ("2>&-", 0, ""),
-    (">/dev/null 2>/dev/full", 0, ""),
+    (">{devices}/null 2>{devices}/full", 0, ""),
 ]
 
 
 @pytest.mark.parametrize("needed", [True, False])
 @pytest.mark.parametrize(("where", "code", "said"), LOST)
-def test_lost_output_is_told_in_a_word(tmp_path, needed, where, code, said):
+def test_lost_output_is_told_in_a_word(tmp_path, devices, needed, where, code, said):
     """The program ends if it is needed; else it goes on, and one closed from the start is right."""
     done, status, program = (tmp_path / name for name in ("done", "status", "program.py"))
     program.write_text(PRINTS.format(done=str(done), needed=needed))
+    where = where.format(devices=devices)
     piped = where.startswith("|")
     command = f"python {program} {'' if piped else where}; echo $? > {status}"
     found = shell(f"{{ {command}; }} {where if piped else ''}")
@@ -79,11 +80,12 @@ def test_lost_output_is_told_in_a_word(tmp_path, needed, where, code, said):
     ("streams", "said"),
     [
         (">&-", "standard output is closed. Give a file: --output=FILE."),
-        (">/dev/full", "standard output cannot be used: No space left on device. Give a file"),
+        (">{devices}/full", "standard output cannot be used: No space left on device. Give a file"),
         ("<&-", "standard input is closed. Give a file: --input=FILE."),
     ],
 )
-def test_predict_says_so_before_it_loads(streams, said):
+def test_predict_says_so_before_it_loads(devices, streams, said):
+    streams = streams.format(devices=devices)
     found = shell(f"python -m xmc_jax.predict --workdir=nowhere {streams}")
     assert found.returncode == 1 and said in found.stderr
     assert found.stderr.count("\n") == 1 and not found.stdout

@@ -36,9 +36,9 @@ def test_odd_lines_are_dropped(tmp_path):
     assert path.read_text() == '{"step": 1}\n{"step": 3, "loss": 1.0}\n'
 
 
-def test_full_disk_in_the_log_names_the_file(tmp_path):
+def test_full_disk_in_the_log_names_the_file(tmp_path, devices):
     log = MetricsLog(tmp_path, 0)
     log._file.close()
-    log._file = open("/dev/full", "w", buffering=1)
+    log._file = open(devices / "full", "w", buffering=1)
     with pytest.raises(OSError, match=r"metrics\.jsonl: step 7 could not be logged \(No space"):
         log.write(7, loss=1.0)
