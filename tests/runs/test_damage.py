@@ -89,7 +89,9 @@ def test_a_damaged_optimizer_is_no_reason_not_to_predict(copy, trained, caplog):
     best = checkpoints.best_step(copy)
     damage.flip(weights_file(copy, best, "optimizer"))
     assert predictor.load(copy).predict(TEXTS) == predictor.load(trained).predict(TEXTS)
-    assert "the next best one is taken" not in caplog.text and "found other bytes" not in caplog.text
+    assert (
+        "the next best one is taken" not in caplog.text and "found other bytes" not in caplog.text
+    )
 
 
 def test_training_goes_on_from_the_checkpoint_before_a_flipped_bit(copy, trained, config, caplog):
