@@ -170,10 +170,12 @@ class Ranker(Protocol):
     Attributes:
       heads: names of its scores, the one to be chosen by first.
       num_labels: L.
+      probabilities: whether scores are probabilities; else sums of cosines.
     """
 
     heads: tuple[str, ...]
     num_labels: int
+    probabilities: bool
 
     def label_vectors(self, head: str) -> np.ndarray:
         """Vectors of the labels, ``[L, w]``."""
@@ -186,6 +188,18 @@ class Ranker(Protocol):
 
     def score(self, queries: np.ndarray, head: str, ids: np.ndarray) -> np.ndarray:
         """Exact scores ``[n, m]`` of chosen labels ``ids [n, m]``; -1 has -inf."""
+
+    def terms(self, queries: np.ndarray, head: str, ids: np.ndarray) -> dict[str, np.ndarray]:
+        """What scores of chosen labels are a sum of, ``[n, m]`` each, by name."""
+
+    def key_vectors(self, queries: np.ndarray, head: str) -> np.ndarray:
+        """By what queries are compared with each other: inner products of these, ``[n, w]``."""
+
+    def tail_factor(self, ids: np.ndarray) -> np.ndarray:
+        """By what something is multiplied that is added to labels' scores; 1 without a bonus.
+
+        A bonus that is a term of scores leaves it alone too.
+        """
 
     def search_cost(self, num_queries: int) -> str:
         """What exact search holds, and where it takes minutes how many, in words."""

@@ -266,16 +266,16 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = _followed(path)
     temporary = path.with_name(f"{path.name}.tmp")
-    _remove(temporary)  # a kill left it
+    remove(temporary)  # a kill left it
     try:
         temporary.mkdir(parents=True)
         yield temporary
         _sync_all(temporary)
-        _remove(path)
+        remove(path)
         os.rename(temporary, path)
         _sync_names(path.parent)
     except BaseException:
-        _remove(temporary)
+        remove(temporary)
         raise
 
 
@@ -313,13 +313,13 @@ def publishing_folder(
             logging.info("%s was written by another process meanwhile", path)
         _sync_names(path.parent)
     finally:
-        _remove(temporary)
+        remove(temporary)
 
 
 def set_aside(path: Path, suffix: str) -> None:
     """Rename a file or folder out of the way, over what was set aside before."""
     aside = path.with_name(path.name + suffix)
-    _remove(aside)
+    remove(aside)
     os.rename(path, aside)
 
 
@@ -334,7 +334,7 @@ def remove_stale(path: Path) -> None:
         except OSError:  # renamed or removed meanwhile: it was a live one
             continue
         if abs(time.time() - max(times)) > _STALE_SECONDS and not _is_locked(leftover):
-            _remove(leftover)
+            remove(leftover)
 
 
 @contextlib.contextmanager
@@ -399,7 +399,7 @@ def _own_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Remove a folder or a file; what cannot be removed makes the next step fail, and say why."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)

@@ -20,6 +20,9 @@ _MIN_SCORE = flags.DEFINE_float("min_score", None, "Leave out labels that score 
 _SAME = flags.DEFINE_bool(
     "exclude_same_text", False, "Leave out the label with the text's own words."
 )
+_EXPLAIN = flags.DEFINE_bool(
+    "explain", False, "Say what scores are made of, and which training points and labels voted."
+)
 _STEP = flags.DEFINE_integer("step", None, "Checkpoint; default the one chosen on held-out rows.")
 _EMBEDDINGS = flags.DEFINE_string("embeddings", "", "Write the texts' vectors to this .npy.")
 _NEW_LABELS = flags.DEFINE_string(
@@ -60,6 +63,7 @@ def main(argv: list[str]) -> None:
             head=_HEAD.value,
             min_score=_MIN_SCORE.value,
             exclude_same_text=_SAME.value,
+            explain=_EXPLAIN.value,
             embeddings=_EMBEDDINGS.value or None,
             **console.reading(),
         )

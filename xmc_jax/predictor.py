@@ -27,7 +27,8 @@ from xmc_jax.data.readers.decoding import STANDARD_INPUT, Decoder
 from xmc_jax.data.readers.reading import AS_FOUND, Reading
 from xmc_jax.data.tokens import token_stores
 from xmc_jax.metrics.ranked_lists import cut_off
-from xmc_jax.runs import open_runs
+from xmc_jax.runs import open_runs, retrieval_files
+from xmc_jax.training.retrieval import RetrievalRanker
 from xmc_jax.training.training_data import with_prefix
 
 BLOCK_TEXTS = 8192  # of a file, in memory at once
@@ -89,6 +90,7 @@ class Predictor:
         self.label_texts: Sequence[str] = [*known, *added] if added else known
         tokens = self._tokens(self.label_texts, "label", keep=not added)
         self._ranker = opened.ranker(tokens, kind=kind, keep_indexes=True)
+        self._points: Sequence[str] | None = None
 
     @property
     def reading(self) -> Reading:
@@ -174,6 +176,69 @@ class Predictor:
             [(label["text"], label["score"]) for label in row]
             for row in _rows(self, ids, scores, min_score)
         ]
+
+    def explain(
+        self, texts: Iterable[str], *, k: int = 10, head: str | None = None, most: int = 3
+    ) -> list[list[dict[str, Any]]]:
+        """`predict`, and what each score is made of.
+
+        Args:
+          texts: any texts.
+          k: labels a text.
+          head: one of ``heads``; default the first.
+          most: training points and label texts that are named for a label.
+
+        Returns:
+          For each text, labels as ``{"id", "text", "score", "terms", "because"}``. ``terms`` adds
+          up to the score. ``because`` has, where there is retrieval, the training points
+          (``points``) and the label texts (``labels``) that voted for the label, with what each
+          adds.
+
+        Raises:
+          ValueError: as `predict`.
+        """
+        texts, head = _listed(texts), self._head(head)
+        vectors = self.encode(texts, head=head)
+        ids, scores = self.predict_ids(texts, k=k, head=head, vectors=vectors)
+        reasons = self._reasons(vectors, ids, head, most)
+        rows = _rows(self, ids, scores, None)
+        return [
+            [{**label, **reason} for label, reason in zip(row, of_row)]
+            for row, of_row in zip(rows, reasons)
+        ]
+
+    def _reasons(
+        self, vectors: np.ndarray, ids: np.ndarray, head: str, most: int = 3
+    ) -> Iterator[list[dict[str, Any]]]:
+        """What scores are made of, a row of labels after the other."""
+        ranker, texts = self._ranker, self._key_texts
+        terms = ranker.terms(vectors, head, ids)
+        voters = {}
+        if isinstance(ranker, RetrievalRanker) and head == ranker.head:
+            voters = ranker.voters(vectors, ids, most)
+        for row in range(len(ids)):
+            yield [
+                {
+                    "terms": {name: float(part[row, place]) for name, part in terms.items()},
+                    "because": {
+                        name: [
+                            {"text": texts(name)[key], "adds": float(adds)}
+                            for key, adds in zip(keys[row, place].tolist(), added[row, place])
+                            if key >= 0
+                        ]
+                        for name, (keys, added) in voters.items()
+                    },
+                }
+                for place in range(ids.shape[1])
+            ]
+
+    def _key_texts(self, name: str) -> Sequence[str]:
+        """Texts of the keys of a part."""
+        if name == "labels":
+            return self.label_texts
+        if self._points is None:
+            self._points = retrieval_files.point_texts(self._run.folder)
+        return self._points
 
     def _head(self, head: str | None) -> str:
         head = head or self.heads[0]
@@ -277,6 +342,7 @@ def predict_file(
     head: str | None = None,
     min_score: float | None = None,
     exclude_same_text: bool = False,
+    explain: bool = False,
     embeddings: str | None = None,
     text_column: str = "",
     encoding: str = "",
@@ -291,6 +357,7 @@ def predict_file(
         Lines), whose labels are not read.
       target: JSON Lines file, or ``-``; written under a temporary name, then renamed.
       k, head, min_score, exclude_same_text: as `Predictor.predict`.
+      explain: labels also have what `Predictor.explain` gives.
       embeddings: ``.npy`` file for the texts' vectors.
       text_column: where such a file has the texts; default as in training, or a usual name.
       encoding: of the file; default UTF-8, and for other lines that of training.
@@ -321,9 +388,16 @@ def predict_file(
             ids, scores = model.predict_ids(
                 texts, k=k, head=head, exclude_same_text=exclude_same_text, vectors=vectors
             )
+            reasons: Iterable[list[dict[str, Any]]] = itertools.repeat([{}] * ids.shape[1])
+            if explain:
+                reasons = model._reasons(vectors, ids, model._head(head))
             with contextlib.nullcontext() if target == "-" else files.naming(target):
-                for text, labels in zip(texts, _rows(model, ids, scores, min_score)):
-                    labels = [{**label, "score": round(label["score"], 6)} for label in labels]
+                rows_of = zip(texts, _rows(model, ids, scores, min_score), reasons)
+                for text, labels, because in rows_of:
+                    labels = [
+                        {**label, "score": round(label["score"], 6), **reason}
+                        for label, reason in zip(labels, because)
+                    ]
                     row = {"text": text, "labels": labels}
                     out.write(json.dumps(row, ensure_ascii=False) + "\n")
         if kept:

@@ -112,10 +112,12 @@ def _start(config: ConfigDict, folder: Path, overrides: Collection[str] | None) 
         state = train(run, state)
     del state
     opened = open_runs.open_run(folder, run=run)
+    ranker = opened.make_retrieval()
     if run.data.test is None and run.data.held_out is None:
         logging.info("no test rows and no held-out rows: there is nothing to evaluate on")
         return {}
-    return open_runs.evaluate_run(opened, split="test" if run.data.test else "held_out")
+    split = "test" if run.data.test else "held_out"
+    return open_runs.evaluate_run(opened, split=split, ranker=ranker)
 
 
 def prepare(config: ConfigDict, folder: Path, meta: dict[str, Any] | None) -> Start:

@@ -17,6 +17,7 @@ from xmc_jax.data import texts as text_files
 from xmc_jax.data.readers import formats
 from xmc_jax.data.tokens import tokenizer as tokenizers
 from xmc_jax.metrics.propensity import inverse_propensity, tail_bonus, weights_of
+from xmc_jax.runs import retrieval_files
 from xmc_jax.runs.settings import family_of
 from xmc_jax.systems import upgrades
 from xmc_jax.training import checkpoints, evaluation, training_data, workdir
@@ -80,13 +81,38 @@ class OpenRun:
     def ranker(
         self, tokens: Tokens | None = None, *, kind: str = "exact", keep_indexes: bool = False
     ) -> Ranker:
-        """Of some labels.
+        """Of some labels, with retrieval where it is kept; it knows the run's labels alone.
 
         Args:
           tokens: label texts, the run's and perhaps more; default the run's, once data are loaded.
           kind: index: exact, hnsw, ivf or auto.
           keep_indexes: keep every head's index, not the last one alone.
         """
+        base = self._base_ranker(tokens, kind, keep_indexes)
+        if base.num_labels > self.meta["num_labels"]:
+            return base
+        return retrieval_files.ranker(self._owner, base, kind=kind)
+
+    def make_retrieval(self) -> Ranker:
+        """Keep what retrieval needs (`xmc_jax.runs.retrieval_files.make`); the run's ranker."""
+        data, form = self.load_data(), self.options.text_form
+        queries = data.label_queries or data.label_tokens
+        if data.label_queries is None and form.query_prefix != form.label_prefix:
+            texts = data.dataset.label_texts
+            queries = training_data.token_store(form, self.tokenizer, texts, "query")
+            queries = self.system.read(queries)
+        base = self._base_ranker(None, "exact", keep_indexes=True)
+        return retrieval_files.make(self._owner, base, data, queries)
+
+    @property
+    def _owner(self) -> retrieval_files.Owner:
+        meta = self.meta
+        return retrieval_files.Owner(
+            self.folder, self.step, meta["data"].get("digest"), meta["num_labels"], self.options
+        )
+
+    def _base_ranker(self, tokens: Tokens | None, kind: str, keep_indexes: bool) -> Ranker:
+        """The model's own."""
         if tokens is None:
             tokens = self.load_data().label_tokens
         return self.system.ranker(

@@ -68,8 +68,20 @@ def common(family: str, dataset: str) -> ConfigDict:
     # come earlier, for PSP@k and against P@k. Only ranking reads it (so also that of held-out rows,
     # which chooses the checkpoint by P@5); xmc_jax.evaluate and predict take another.
     config.tail_weight = 0.0
+    config.retrieval = retrieval_options()
     config.log_steps = 20
     return config
+
+
+def retrieval_options() -> ConfigDict:
+    """Training points and label texts near a query vote for labels, after training."""
+    options = ConfigDict()
+    options.enabled = True
+    leave_open(options, float, "points", "labels")  # weights; None = chosen on held-out rows
+    options.neighbours = 50  # m and tau where the weights are set
+    options.temperature = 0.1
+    options.choose_by = "P@5"  # metric of held-out rows, by which weights are chosen
+    return options
 
 
 def reading_options() -> ConfigDict:

@@ -19,7 +19,7 @@ from xmc_jax.data.tokens.tokenizer import split_words
 from xmc_jax.models import pretrained
 from xmc_jax.systems.encoders import OF_WORD_VECTORS, EncoderOptions
 from xmc_jax.tables.label_pool import STORAGE_DTYPES
-from xmc_jax.training import augmentation
+from xmc_jax.training import augmentation, retrieval_choice
 from xmc_jax.training import stages as stage_list
 from xmc_jax.training.options import GandalfOptions, from_mapping
 
@@ -39,6 +39,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "gandalf.draw": pools.DRAWS,
     "gandalf.points": augmentation.POINTS,
     "gandalf.order": augmentation.ORDERS,
+    "retrieval.choose_by": retrieval_choice.METRICS,
 }
 BOUNDS: Bounds = {  # at least, at most
     "batch_size": (1, None),
@@ -60,6 +61,10 @@ BOUNDS: Bounds = {  # at least, at most
     "held_out_share": (0, 0.99),
     "held_out_rows": (0, None),
     "tail_weight": (-10, 10),
+    "retrieval.neighbours": (1, None),
+    "retrieval.temperature": (1e-4, None),
+    "retrieval.points": (0, None),
+    "retrieval.labels": (0, None),
     "seed": (0, 2**63 - 1),
     "encoder.dim": (1, None),
     "encoder.token_scale": (1e-6, None),

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-FORMAT = 3  # of meta.json
+FORMAT = 4  # of meta.json
 
 
 def upgrade(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def upgrade(meta: Mapping[str, Any]) -> dict[str, Any]:
     Format 1 (none is written there) lacks what came later: the family, which was UniDEC's, the tail
     weight, the weight of the clusters in a frugal ranking, which was the papers' product, how texts
     were normalised, and that splits were shares of the texts. Formats 1 and 2 lack the rules by
-    which files are read, which were the first.
+    which files are read, which were the first. Those before 4 have no retrieval.
 
     Raises:
       ValueError: a later format than this version knows.
@@ -28,6 +28,9 @@ def upgrade(meta: Mapping[str, Any]) -> dict[str, Any]:
         )
     upgraded = copy.deepcopy(dict(meta))
     if given < FORMAT:
+        upgraded["format"] = FORMAT
+        upgraded["resolved"].setdefault("retrieval", {"enabled": False})
+    if given < 3:
         resolved = upgraded["resolved"]
         resolved.setdefault("reading", {"version": 1})
         resolved.setdefault("family", "unidec")
@@ -37,5 +40,4 @@ def upgrade(meta: Mapping[str, Any]) -> dict[str, Any]:
         resolved.setdefault("share_of", "texts")
         if "encoder" in resolved:
             resolved["encoder"] = {"lower": True, "strip_accents": True, **resolved["encoder"]}
-        upgraded["format"] = FORMAT
     return upgraded

@@ -47,6 +47,18 @@ class GandalfOptions:
     skip_labels_that_are_points: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class RetrievalOptions:
+    """Retrieval at inference; the configuration's comments say what each field means."""
+
+    enabled: bool = False
+    neighbours: int = 50
+    temperature: float = 0.1
+    points: float | None = None
+    labels: float | None = None
+    choose_by: str = "P@5"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     """What the loop and the data read of every family; the configurations say what fields mean."""
@@ -67,6 +79,7 @@ class TrainingOptions:
     share_of: str = "rows"
     eval_epochs: int = 5
     tail_weight: float = 0.0
+    retrieval: RetrievalOptions = RetrievalOptions()
     log_steps: int = 20
 
     @property

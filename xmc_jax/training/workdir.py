@@ -22,8 +22,8 @@ FREQUENCY = "label_frequency.npz"  # of the original training labels
 # What a run writes before it begins; meta.json, which comes last, has the checksums.
 STARTED = ("features", "frozen", FREQUENCY, "labels", "tokenizer")
 # A folder that holds one of these but no meta.json is not ours to use.
-OURS = ("checkpoints", "metrics.jsonl", "refresh", "features.tmp", *STARTED)
-LATER = OURS[:3]  # what no start that was killed can have left
+OURS = ("checkpoints", "metrics.jsonl", "refresh", "retrieval", "features.tmp", *STARTED)
+LATER = OURS[:4]  # what no start that was killed can have left
 UNFINISHED = ".unfinished"  # lies in a folder whose run has not begun yet: meta.json comes last
 KINDS = {  # of the entries of meta.json that are read
     **dict.fromkeys(("config", "resolved", "encoder", "entry", "data", "files"), dict),

@@ -41,7 +41,11 @@ def targets(labels: csr_matrix, variant: str, *, delta: float = 0.1, seed: int =
 
 
 def gandalf_targets(
-    labels: csr_matrix, *, delta: float = 0.1, num_threads: int | None = None
+    labels: csr_matrix,
+    *,
+    delta: float = 0.1,
+    depth: int | None = None,
+    num_threads: int | None = None,
 ) -> csr_matrix:
     """Soft targets of label texts, ``y_ji = G_ij / G_jj`` where that is above delta (thesis 1.6).
 
@@ -51,6 +55,7 @@ def gandalf_targets(
     Args:
       labels: ``Y [N, L]``, every stored value 1.
       delta: conditionals at or below it are dropped.
+      depth: at most so many targets a row, the largest; None = all.
       num_threads: None = all cores.
 
     Returns:
@@ -68,7 +73,7 @@ def gandalf_targets(
     """
     _check(delta)
     rule = lambda together, row, column: _above(together / row, delta)
-    return label_graph.cooccurrence(labels, rule, num_threads=num_threads)
+    return label_graph.cooccurrence(labels, rule, depth=depth, num_threads=num_threads)
 
 
 def symmetric_targets(

@@ -21,7 +21,9 @@ _LOW = np.uint64(0xFFFFFFFF)
 Rule = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
-def cooccurrence(labels: csr_matrix, rule: Rule, *, num_threads: int | None = None) -> csr_matrix:
+def cooccurrence(
+    labels: csr_matrix, rule: Rule, *, depth: int | None = None, num_threads: int | None = None
+) -> csr_matrix:
     """Weights of the co-occurrence graph ``G = Y^T Y`` (thesis, section 1.3).
 
     A label without points counts as one that has a point of its own, so ``G_jj`` is at least 1.
@@ -29,6 +31,7 @@ def cooccurrence(labels: csr_matrix, rule: Rule, *, num_threads: int | None = No
     Args:
       labels: ``Y [N, L]``, every stored value 1.
       rule: ``rule(G_ij, G_jj, G_ii) -> weights`` of the entries of some rows j, elementwise.
+      depth: at most so many of a row's weights, the heaviest; None = all.
       num_threads: None = all cores.
 
     Returns:
@@ -50,9 +53,9 @@ def cooccurrence(labels: csr_matrix, rule: Rule, *, num_threads: int | None = No
     def block(begin: int, end: int) -> csr_matrix:
         counts = by_label[begin:end] @ labels
         of_row = np.repeat(points[begin:end], np.diff(counts.indptr))
-        return _weighed(
-            counts, rule(counts.data.astype(np.float64), of_row, points[counts.indices])
-        )
+        weights = rule(counts.data.astype(np.float64), of_row, points[counts.indices])
+        weighed = _weighed(counts, weights)
+        return weighed if depth is None else _cut(weighed, depth)
 
     return _in_blocks(block, cuts, labels.shape[1], num_threads)
 

@@ -31,7 +31,7 @@ def exact_search(
 
     Args:
       queries: ``[n, d]`` float32.
-      labels: ``[L, d]`` float32.
+      labels: ``[L, d]`` float32, or float16, which is widened block by block.
       k: results a query.
       bonus: ``[L]`` float32, added to the labels' scores.
 
@@ -86,10 +86,13 @@ def blocked_search(
 
 
 def host_product() -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """``(a, b) -> a @ b.T``, by XLA on the CPU: BLAS wastes most of a busy machine in spinning."""
+    """``(a, b) -> a @ b.T`` in the type of a, by XLA on the CPU.
+
+    BLAS wastes most of a busy machine in spinning.
+    """
     on_host = host_device()
     if on_host is None:  # JAX was told to use an accelerator and nothing else
-        return lambda a, b: a @ b.T
+        return lambda a, b: a @ b.T.astype(a.dtype)
 
     def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         with on_host():
@@ -109,7 +112,7 @@ def host_device() -> Callable[[], AbstractContextManager[None]] | None:
 
 @jax.jit
 def _product(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.matmul(a, b.T, precision=jax.lax.Precision.HIGHEST)
+    return jnp.matmul(a, b.astype(a.dtype).T, precision=jax.lax.Precision.HIGHEST)
 
 
 def _improve(scores: np.ndarray, ids: np.ndarray, s: np.ndarray, first: int) -> None:

@@ -166,6 +166,28 @@ class Index:
         nprobe, recall, ivf = _ivf_searcher(distinct, seed, sample_queries)
         return cls(kind, (num_labels, dim), groups, ivf, nprobe, recall)
 
+    @classmethod
+    def of_keys(cls, vectors: np.ndarray, kind: str, *, seed: int, m: int = 50) -> Index:
+        """An index of the vectors of queries, whose numbers are looked at and not their order.
+
+        They may be of 16 bits and memory-mapped, and stay so. Equal ones are held as often as they
+        are there. Inverted lists are visited until recall@m on a sample is 0.95, which may need
+        more of them than labels do.
+
+        Args:
+          vectors: ``[n, d]`` float16 or float32.
+          kind: one of `KINDS`.
+          seed: as of `build`.
+          m: neighbours that will be asked for.
+        """
+        number, dim = vectors.shape
+        if kind == "exact":
+            return cls(kind, (number, dim), None, _exact_searcher(vectors, None, None))
+        if kind == "hnsw":
+            return cls(kind, (number, dim), None, _hnsw_searcher(np.asarray(vectors, np.float32)))
+        nprobe, recall, ivf = _ivf_searcher(vectors, seed, None, k=m, share=16)
+        return cls(kind, (number, dim), None, ivf, nprobe, recall)
+
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k best labels of each query.
 
@@ -336,17 +358,23 @@ def _hnsw_searcher(vectors: np.ndarray) -> Searcher:
 
 
 def _ivf_searcher(
-    vectors: np.ndarray, seed: int, sample_queries: np.ndarray | None
+    vectors: np.ndarray,
+    seed: int,
+    sample_queries: np.ndarray | None,
+    *,
+    k: int = 20,
+    share: int = 64,
 ) -> tuple[int, float, Searcher]:
     """(lists visited, recall, search function); k-means sees at most 40 rows a list.
 
-    As many lists as a recall@20 of 0.95 needs, but at most a 64th of them: the vectors of the first
-    refreshes spread over all lists, and near misses are hard negatives as well.
+    As many lists as a recall@k of 0.95 needs, but at most one in ``share``: of labels a 64th, for
+    the vectors of the first refreshes spread over all lists, and near misses are hard negatives as
+    well.
     """
     number, dim = vectors.shape
     lists = max(1, min(round(4 * math.sqrt(number)), number // 39))
     rng = np.random.default_rng(seed)
-    sample = vectors[np.sort(rng.permutation(number)[: 40 * lists])]
+    sample = np.asarray(vectors[np.sort(rng.permutation(number)[: 40 * lists])], np.float32)
     held = InvertedLists.build(vectors, sample, lists, seed=seed)
 
     def find(queries: np.ndarray, k: int, nprobe: int) -> Found:
@@ -359,7 +387,7 @@ def _ivf_searcher(
         lengths = np.linalg.norm(sample_queries, axis=1, keepdims=True)
         sample_queries = sample_queries + 0.75 * lengths * noise / math.sqrt(dim)
     queries = np.ascontiguousarray(sample_queries[:512], np.float32)
-    k, most = min(20, number), max(1, min(lists, 16), lists // 64)
+    k, most = min(k, number), max(1, min(lists, 16), lists // share)
     truth = exact_search(queries, vectors, k)[1]
     nprobe = min(8, most)
     while (recall := _recall(find(queries, k, nprobe)[1], truth)) < 0.95 and nprobe < most:

@@ -36,7 +36,7 @@ class InvertedLists:
 
     Attributes:
       centroids: ``[C, d]`` float32, unit rows.
-      held: ``[L + 511, d]`` float32, vectors list by list; the last rows are room for whole tiles.
+      held: ``[L + 511, d]``, vectors list by list; the last rows are room for whole tiles.
       ids: ``[L]`` int32, numbers of those vectors, ascending within a list.
       starts: ``[C + 1]`` int64, where each list starts.
     """
@@ -48,7 +48,7 @@ class InvertedLists:
         self.ids = np.argsort(assigned, kind="stable").astype(np.int32)
         counts = np.bincount(assigned, minlength=len(centroids))
         self.starts = _ends(counts)
-        self.held = np.zeros((len(vectors) + _TILE - 1, vectors.shape[1]), np.float32)
+        self.held = np.zeros((len(vectors) + _TILE - 1, vectors.shape[1]), vectors.dtype)
         np.take(vectors, self.ids, axis=0, out=self.held[: len(vectors)])
 
     @classmethod

@@ -26,6 +26,7 @@ class FrugalRanker:
     """
 
     heads: tuple[str, ...] = ("clf",)
+    probabilities = True
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class FrugalRanker:
         vectors = embedder.label_vectors(weights, label_tokens, graph)
         self._vectors = vectors[self._order]
         bonus = np.zeros(len(clusters), np.float32) if bonus is None else bonus
-        self._bonus = bonus[self._order]
+        self._bonus_of, self._bonus = bonus, bonus[self._order]
         meta = params["meta"]
         self._kernel, self._bias = np.asarray(meta["kernel"]), np.asarray(meta["bias"])
         self._offset = np.float32(params["offset"])
@@ -122,6 +123,20 @@ class FrugalRanker:
             logs = logs + self._bonus[some]
             scores[rows] = np.where(ids[rows] >= 0, np.exp(logs), -np.inf)
         return scores
+
+    def terms(self, queries: np.ndarray, head: str, ids: np.ndarray) -> dict[str, np.ndarray]:
+        """The probabilities, which are no sum."""
+        return {head: self.score(queries, head, ids)}
+
+    def key_vectors(self, queries: np.ndarray, head: str) -> np.ndarray:
+        """Unit rows of the features that labels are compared with, ``[n, D]``."""
+        extreme, _ = np.split(queries, 2, axis=1)
+        lengths = np.linalg.norm(extreme, axis=1, keepdims=True)
+        return extreme / np.where(lengths > 0, lengths, 1)
+
+    def tail_factor(self, ids: np.ndarray) -> np.ndarray:
+        """The exponential of the labels' bonus."""
+        return np.exp(self._bonus_of[ids])
 
     def why_not(self, head: str) -> str:
         """Why a head is not among ``heads``."""

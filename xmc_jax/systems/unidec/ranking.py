@@ -39,11 +39,11 @@ class LabelVectors:
         """Vectors that a head's index holds; concat = [de, clf] (preprint 3.3)."""
         return _join(head, self.de, self.clf)
 
-    def parts(self, head: str) -> list[np.ndarray]:
-        """The arrays of which `of` is made, side by side."""
+    def parts(self, head: str) -> dict[str, np.ndarray]:
+        """The arrays of which `of` is made, side by side, by head: they may be gigabytes."""
         if head == "concat" and self.clf is not None:
-            return [self.de, self.clf]
-        return [self.of(head)]
+            return {"de": self.de, "clf": self.clf}
+        return {head: self.of(head)}
 
 
 def label_vectors(
@@ -92,6 +92,16 @@ def _join(head: str, de: np.ndarray, clf: np.ndarray | None) -> np.ndarray:
     return clf if head == "clf" else np.concatenate([de, clf], axis=1)
 
 
+def _products(queries: np.ndarray, vectors: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """``<queries_n, vectors_ids[n, m]>``, ``[n, m]``; gathered rows are held in blocks."""
+    products = np.empty(ids.shape, np.float32)
+    step = max(1, SCORED_NUMBERS // max(1, ids.shape[1] * queries.shape[1]))
+    for start in range(0, len(ids), step):
+        some = slice(start, start + step)
+        products[some] = np.einsum("nd,nmd->nm", queries[some], vectors[ids[some]])
+    return products
+
+
 def choose_index(kind: str, num_queries: int, num_labels: int, dim: int) -> str:
     """Resolve ``auto`` and say what was chosen."""
     if kind != "auto":
@@ -125,6 +135,8 @@ def exact_search_cost(labels: LabelVectors, num_queries: int) -> str:
 
 class DualRanker:
     """UniDEC and DePSL: inner products of unit vectors, by an index of the label vectors."""
+
+    probabilities = False
 
     def __init__(
         self,
@@ -193,19 +205,27 @@ class DualRanker:
 
     def score(self, queries: np.ndarray, head: str, ids: np.ndarray) -> np.ndarray:
         """Inner products with chosen labels, and their bonus; -1 has -inf."""
-        scores = np.full(ids.shape, -np.inf, np.float32)
-        step = max(1, SCORED_NUMBERS // max(1, ids.shape[1] * queries.shape[1]))
-        for start in range(0, len(ids), step):
-            some, block = ids[start : start + step], queries[start : start + step]
-            products, first = np.zeros(some.shape, np.float32), 0
-            for vectors in self._labels.parts(head):  # never side by side: they may be gigabytes
-                columns = block[:, first : first + vectors.shape[1]]
-                products += np.einsum("nd,nmd->nm", columns, vectors[some])
-                first += vectors.shape[1]
-            if self._bonus is not None:
-                products += self._bonus[some]
-            scores[start : start + step] = np.where(some >= 0, products, -np.inf)
-        return scores
+        terms = self.terms(queries, head, ids).values()
+        return np.where(ids >= 0, sum(terms, np.float32(0)), np.float32(-np.inf))
+
+    def terms(self, queries: np.ndarray, head: str, ids: np.ndarray) -> dict[str, np.ndarray]:
+        """The inner products of each head, and what labels get for being rare."""
+        parts, first = {}, 0
+        for name, vectors in self._labels.parts(head).items():
+            columns = queries[:, first : first + vectors.shape[1]]
+            parts[name] = _products(columns, vectors, ids)
+            first += vectors.shape[1]
+        if self._bonus is not None:
+            parts["rarity"] = self._bonus[ids]
+        return parts
+
+    def key_vectors(self, queries: np.ndarray, head: str) -> np.ndarray:
+        """The vectors themselves: what is near in them has the labels' scores in common."""
+        return queries
+
+    def tail_factor(self, ids: np.ndarray) -> np.ndarray:
+        """1: the bonus is a term."""
+        return np.ones(ids.shape, np.float32)
 
     def why_not(self, head: str) -> str:
         """Why a head is not among ``heads``."""

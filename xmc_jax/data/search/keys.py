@@ -1,0 +1,111 @@
+"""Keys and what they stand for: the nearest ones of a query vote for labels."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from xmc_jax.data.graph import label_graph
+from xmc_jax.data.search.index import Index, choose
+
+
+class Keys:
+    """Vectors, each with a row of weighted labels.
+
+    Attributes:
+      vectors: ``[n, d]``, float16 or float32; may be memory-mapped.
+      labels: ``[n, L]``.
+      kind: how they are searched: exact, hnsw, ivf or auto.
+    """
+
+    def __init__(
+        self, vectors: np.ndarray, labels: csr_matrix, *, kind: str = "exact", seed: int = 0
+    ) -> None:
+        """An index is built when keys are first searched.
+
+        Args:
+          vectors: ``[n, d]``.
+          labels: ``[n, L]``.
+          kind: of the index.
+          seed: of the index.
+
+        Raises:
+          ValueError: another number of rows.
+        """
+        if vectors.shape[0] != labels.shape[0]:
+            raise ValueError(f"{vectors.shape[0]} keys, {labels.shape[0]} rows: expected as many.")
+        self.vectors, self.labels, self.kind, self._seed = vectors, labels, kind, seed
+        self._index: Index | None = None
+
+    def __len__(self) -> int:
+        return self.vectors.shape[0]
+
+    def nearest(self, queries: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
+        """The m keys of highest inner product: these ``[q, m]``, descending, and rows (-1 = none).
+
+        Args:
+          queries: ``[q, d]`` float32.
+          m: keys a query.
+        """
+        if not len(self):
+            return np.full((len(queries), m), -np.inf, np.float32), np.full((len(queries), m), -1)
+        if self._index is None:
+            kind = self.kind
+            if kind == "auto":
+                accelerator = jax.default_backend() != "cpu"
+                kind, _ = choose(len(queries), *self.vectors.shape, accelerator=accelerator)
+            self._index = Index.of_keys(self.vectors, kind, seed=self._seed)
+        return self._index.search(queries, m)
+
+    def votes(self, near: tuple[np.ndarray, np.ndarray], temperature: float) -> csr_matrix:
+        """``sum_i a_i labels_i`` with ``a = softmax(similarity / temperature)`` over what is near.
+
+        Args:
+          near: of `nearest`, or its first columns.
+          temperature: tau.
+
+        Returns:
+          ``[q, L]`` float32, columns ascending.
+        """
+        weights = self.weights(near[0], temperature)
+        there = near[1] >= 0
+        indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
+        shape = len(near[1]), len(self)
+        votes = csr_matrix((weights[there], near[1][there], indptr), shape) @ self.labels
+        votes.sort_indices()
+        return votes
+
+    @staticmethod
+    def weights(similarities: np.ndarray, temperature: float) -> np.ndarray:
+        """a, ``[q, m]`` float32; rows without any key are 0."""
+        highest = np.where(np.isneginf(similarities[:, :1]), 0, similarities[:, :1])
+        weights = np.exp((similarities - highest) / np.float32(temperature))
+        return weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-30)
+
+
+def entries(matrix: csr_matrix, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Values at ``(rows, columns)``, 0 where nothing is stored.
+
+    Args:
+      matrix: columns of each row ascending.
+      rows: ``[n]``.
+      columns: ``[n]``; -1 has 0.
+    """
+    width = matrix.shape[1]
+    stored = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr)) * width + matrix.indices
+    if not len(stored):
+        return np.zeros(len(rows), np.float32)
+    wanted = rows.astype(np.int64) * width + columns
+    place = np.minimum(np.searchsorted(stored, wanted), len(stored) - 1)
+    return np.where((stored[place] == wanted) & (columns >= 0), matrix.data[place], 0)
+
+
+def strongest(votes: csr_matrix, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """(row, label) of the ``most`` largest votes of each row, flat; of equal ones the lower ids."""
+    if np.diff(votes.indptr).max(initial=0) <= most:
+        row = np.repeat(np.arange(votes.shape[0]), np.diff(votes.indptr))
+        return row, votes.indices.astype(np.int64)
+    ids, _ = label_graph.strongest(votes, most)
+    row, place = np.nonzero(ids >= 0)
+    return row, ids[row, place].astype(np.int64)

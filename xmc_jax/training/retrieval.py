@@ -1,0 +1,255 @@
+"""Retrieval at inference: training points and label texts near a query vote for their labels.
+
+``s(x, l) + w_p sum_i a_i y_il + w_l sum_j b_j G_jl``, where s is a trained model's score, a and b
+are softmaxes of ``<q(x), key> / tau`` over the m nearest training points and label texts, y_i are a
+point's labels and G_j is Gandalf's target row of a label (thesis 1.6), whose diagonal is the label
+itself. RAE-XMC has labels and points as keys of one softmax; rows of the label graph as values of a
+label's key are ours: Gandalf without training on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from xmc_jax.contracts import Ranker, Tokens
+from xmc_jax.data.search.keys import Keys, entries, strongest
+
+SUFFIX = "+retrieval"
+BASE_CANDIDATES = 300  # labels of the model's own that are ranked anew
+PART_CANDIDATES = 500  # labels of each part
+_TOGETHER = 1 << 16  # queries searched together
+_BLOCK = 1 << 10  # queries whose candidates are held at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """How much retrieval counts.
+
+    Attributes:
+      neighbours: m, keys of each part that vote.
+      temperature: tau.
+      points: w_p, weight of the training points.
+      labels: w_l, weight of the label texts.
+    """
+
+    neighbours: int = 50
+    temperature: float = 0.1
+    points: float = 0.0
+    labels: float = 0.0
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Of the parts that count."""
+        weights = {"points": self.points, "labels": self.labels}
+        return {name: weight for name, weight in weights.items() if weight}
+
+    def __str__(self) -> str:
+        if not self.weights:
+            return "none"
+        weights = ", ".join(f"{name} {weight:g}" for name, weight in self.weights.items())
+        return f"{weights} ({self.neighbours} nearest, temperature {self.temperature:g})"
+
+
+class RetrievalRanker:
+    """A ranker around a ranker: its first head with retrieval, and all of its own heads.
+
+    Candidates are the first 300 labels of the model and the 500 strongest of each part; the
+    model's score of each is exact. Without any part that counts, results are the model's, bit for
+    bit. A tail weight counts once, for the sum.
+    """
+
+    def __init__(self, base: Ranker, parts: Mapping[str, Keys], setting: Setting) -> None:
+        """Join them.
+
+        Args:
+          base: of the model.
+          parts: ``points`` and ``labels``; keys are `Ranker.key_vectors` of its first head.
+          setting: weights of the parts.
+
+        Raises:
+          ValueError: a part that counts has no keys here.
+        """
+        if lacking := set(setting.weights) - set(parts):
+            raise ValueError(f"retrieval: no keys for {', '.join(sorted(lacking))}.")
+        self.base, self.parts, self.setting = base, parts, setting
+        self.head = base.heads[0] + SUFFIX
+        self.heads: tuple[str, ...] = (self.head, *base.heads)
+        self.num_labels = base.num_labels
+
+    def label_vectors(self, head: str) -> np.ndarray:
+        """Vectors of the labels; with retrieval, the model's."""
+        return self.base.label_vectors(self._of_base(head))
+
+    def query_vectors(self, tokens: Tokens, rows: np.ndarray | None, head: str) -> np.ndarray:
+        """Vectors of texts; with retrieval, the model's."""
+        return self.base.query_vectors(tokens, rows, self._of_base(head))
+
+    def key_vectors(self, queries: np.ndarray, head: str) -> np.ndarray:
+        """By what queries are compared with each other: the model's."""
+        return self.base.key_vectors(queries, self._of_base(head))
+
+    def tail_factor(self, ids: np.ndarray) -> np.ndarray:
+        """That of the model."""
+        return self.base.tail_factor(ids)
+
+    def search(self, queries: np.ndarray, head: str, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k best candidates: scores ``[n, k]``, descending, and ids, equal ones by id."""
+        if head != self.head:
+            return self.base.search(queries, head, k)
+        k = min(k, self.num_labels)
+        scores = np.full((len(queries), k), -np.inf, np.float32)
+        ids = np.full((len(queries), k), -1, np.int32)
+        for start in range(0, len(queries), _TOGETHER):
+            some = slice(start, start + _TOGETHER)
+            self._search(queries[some], scores[some], ids[some])
+        return scores, ids
+
+    def score(self, queries: np.ndarray, head: str, ids: np.ndarray) -> np.ndarray:
+        """Exact scores ``[n, m]`` of chosen labels, candidates or not; -1 has -inf."""
+        scores = self.base.score(queries, self._of_base(head), ids)
+        if head == self.head:
+            for part in self.terms(queries, head, ids, of_model=False).values():
+                scores = scores + part
+        return scores
+
+    def terms(
+        self, queries: np.ndarray, head: str, ids: np.ndarray, *, of_model: bool = True
+    ) -> dict[str, np.ndarray]:
+        """What scores of chosen labels are a sum of, ``[n, m]`` each, by part.
+
+        Args:
+          queries: as `query_vectors` gives them.
+          head: one of the heads.
+          ids: ``[n, m]``.
+          of_model: also the model's own parts.
+        """
+        parts = self.base.terms(queries, self._of_base(head), ids) if of_model else {}
+        if head == self.head:
+            rows = np.repeat(np.arange(len(ids)), ids.shape[1])
+            factor = self.base.tail_factor(ids)
+            for name, (near, weight) in self._near(queries).items():
+                votes = self.parts[name].votes(near, self.setting.temperature)
+                values = entries(votes, rows, ids.reshape(-1)).reshape(ids.shape)
+                parts[name] = np.float32(weight) * values * factor
+        return parts
+
+    def voters(
+        self, queries: np.ndarray, ids: np.ndarray, most: int
+    ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Which keys a label's votes come from: the first ``most`` of each part that counts.
+
+        Args:
+          queries: as `query_vectors` gives them.
+          ids: ``[n, k]`` labels; -1 has no voters.
+          most: t.
+
+        Returns:
+          By part, rows of keys ``[n, k, t]`` (-1 = none) and what each adds to the score.
+        """
+        voters = {}
+        for name, (near, weight) in self._near(queries).items():
+            part = self.parts[name]
+            shares = weight * part.weights(near[0], self.setting.temperature)  # [n, m]
+            n, m = near[1].shape
+            keys = np.repeat(near[1][:, None], ids.shape[1], axis=1)  # [n, k, m]
+            labels = np.broadcast_to(ids[:, :, None], keys.shape)
+            chosen = np.maximum(near[1].reshape(-1), 0)
+            rows = np.broadcast_to(np.arange(n * m).reshape(n, 1, m), keys.shape)
+            values = entries(part.labels[chosen], rows.reshape(-1), labels.reshape(-1))
+            added = values.reshape(keys.shape) * shares[:, None] * self.base.tail_factor(labels)
+            added = np.where(keys >= 0, added, 0)
+            order = np.argsort(-added, axis=2, kind="stable")[:, :, :most]
+            keys, added = (np.take_along_axis(x, order, axis=2) for x in (keys, added))
+            voters[name] = np.where(added > 0, keys, -1), added.astype(np.float32)
+        return voters
+
+    def search_cost(self, num_queries: int) -> str:
+        """What exact search holds, and how many keys there are."""
+        keys = ", ".join(f"{len(part):,} keys of {name}" for name, part in self.parts.items())
+        return f"{self.base.search_cost(num_queries)}; retrieval: {keys}"
+
+    def why_not(self, head: str) -> str:
+        """Why a head is not among ``heads``."""
+        return self.base.why_not(head)
+
+    def _of_base(self, head: str) -> str:
+        return self.base.heads[0] if head == self.head else head
+
+    def _near(self, queries: np.ndarray) -> dict[str, tuple[tuple[np.ndarray, np.ndarray], float]]:
+        """The nearest keys of each part that counts, and its weight."""
+        keys = self.key_vectors(queries, self.head)
+        return {
+            name: (self.parts[name].nearest(keys, self.setting.neighbours), weight)
+            for name, weight in self.setting.weights.items()
+        }
+
+    def _search(self, queries: np.ndarray, scores: np.ndarray, ids: np.ndarray) -> None:
+        """Fills ``scores`` and ``ids``."""
+        k, head = scores.shape[1], self.base.heads[0]
+        deep = min(max(k, BASE_CANDIDATES), self.num_labels)
+        base_scores, base_ids = self.base.search(queries, head, deep)
+        near = self._near(queries)
+        for start in range(0, len(queries), _BLOCK):
+            rows = slice(start, start + _BLOCK)
+            votes = {
+                name: self.parts[name].votes(
+                    (similarities[rows], keys[rows]), self.setting.temperature
+                )
+                for name, ((similarities, keys), _) in near.items()
+            }
+            row, label, total = candidates(
+                self.base, queries[rows], (base_scores[rows], base_ids[rows]), votes
+            )
+            factor = self.base.tail_factor(label)
+            for name, (_, weight) in near.items():
+                total += np.float32(weight) * entries(votes[name], row, label) * factor
+            order = np.lexsort((label, -total, row))
+            row, label, total = row[order], label[order], total[order]
+            counts = np.bincount(row, minlength=len(queries[rows]))
+            place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+            kept = place < k
+            scores[rows][row[kept], place[kept]] = total[kept]
+            ids[rows][row[kept], place[kept]] = label[kept]
+
+
+def candidates(
+    base: Ranker,
+    queries: np.ndarray,
+    own: tuple[np.ndarray, np.ndarray],
+    votes: Mapping[str, csr_matrix],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labels to be ranked, with the model's score: those that it found, and the strongest votes.
+
+    Args:
+      base: the model's ranker.
+      queries: ``[q, v]``.
+      own: scores and ids that it found.
+      votes: ``[q, L]`` of each part.
+
+    Returns:
+      row, label and score, flat, by row and label.
+    """
+    row, place = np.nonzero(own[1] >= 0)
+    found = row * base.num_labels + own[1][row, place].astype(np.int64)
+    order = np.argsort(found)
+    keys = [found]
+    for part in votes.values():
+        of_row, label = strongest(part, PART_CANDIDATES)
+        keys.append(of_row * base.num_labels + label)
+    wanted = np.unique(np.concatenate(keys))
+    row, label = np.divmod(wanted, base.num_labels)
+    lacking = np.isin(wanted, found, assume_unique=True, invert=True)
+    scores = np.empty(len(wanted), np.float32)
+    scores[~lacking] = own[0][own[1] >= 0][order]
+    counts = np.bincount(row[lacking], minlength=len(queries))
+    if counts.any():
+        at = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        ids = np.full((len(queries), counts.max()), -1, np.int64)
+        ids[row[lacking], at] = label[lacking]
+        exact = base.score(queries, base.heads[0], ids)
+        scores[lacking] = exact[row[lacking], at]
+    return row, label, scores
