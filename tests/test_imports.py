@@ -24,15 +24,16 @@ ROOMS = {
     "prepare": "data.summaries data.readers host",
     "inspect_labels": "data.summaries data.readers host",
     "predictor": "runs training data.readers data.tokens metrics contracts files",
-    "runs": "systems training data.summaries data.readers data.tokens data metrics contracts files",
+    "runs": "systems training data.summaries data.readers data.search data.graph data.tokens data "
+    "metrics contracts files",
     "systems": "systems.unidec systems.frugal training models models.frugal models.encoders "
     "data.graph data.batching data.tokens data tables host contracts catalog files",
     "systems.unidec": "systems training models models.heads models.encoders data.search "
     "data.batching data tables losses host contracts catalog config_args",
     "systems.frugal": "systems training models.frugal data.graph data.search data.batching data "
     "tables losses host contracts files",
-    "training": "data.graph data.batching data.readers data.tokens data metrics tables host "
-    "contracts catalog files",
+    "training": "data.search data.graph data.batching data.readers data.tokens data metrics tables "
+    "host contracts catalog files",
     "models": "models.encoders files",
     "models.heads": "models contracts",
     "models.frugal": "models.encoders models contracts",
@@ -41,7 +42,7 @@ ROOMS = {
     "data.readers": "data catalog files",
     "data": "data.graph files",
     "data.graph": "data.batching contracts",
-    "data.search": "data.batching",
+    "data.search": "data.graph data.batching",
     "data.batching": "contracts",
     "data.tokens": "contracts files",
     "propensity": "metrics",

@@ -37,6 +37,7 @@ SMALL = {
     "lr.heads": 5e-3,
     "lr.table": 1e-2,
     "log_steps": 1,
+    "retrieval.enabled": False,  # `tests/runs/test_retrieval.py` has it
 }
 
 

@@ -78,7 +78,7 @@ class RetrievalRanker:
         self.base, self.parts, self.setting = base, parts, setting
         self.head = base.heads[0] + SUFFIX
         self.heads: tuple[str, ...] = (self.head, *base.heads)
-        self.num_labels = base.num_labels
+        self.num_labels, self.probabilities = base.num_labels, base.probabilities
 
     def label_vectors(self, head: str) -> np.ndarray:
         """Vectors of the labels; with retrieval, the model's."""
@@ -234,15 +234,15 @@ def candidates(
       row, label and score, flat, by row and label.
     """
     row, place = np.nonzero(own[1] >= 0)
-    found = row * base.num_labels + own[1][row, place].astype(np.int64)
-    order = np.argsort(found)
-    keys = [found]
+    known = row * base.num_labels + own[1][row, place].astype(np.int64)
+    order = np.argsort(known)
+    keys = [known]
     for part in votes.values():
         of_row, label = strongest(part, PART_CANDIDATES)
         keys.append(of_row * base.num_labels + label)
     wanted = np.unique(np.concatenate(keys))
     row, label = np.divmod(wanted, base.num_labels)
-    lacking = np.isin(wanted, found, assume_unique=True, invert=True)
+    lacking = np.isin(wanted, known, assume_unique=True, invert=True)
     scores = np.empty(len(wanted), np.float32)
     scores[~lacking] = own[0][own[1] >= 0][order]
     counts = np.bincount(row[lacking], minlength=len(queries))

@@ -105,7 +105,7 @@ def choose(
         -settings[i].temperature,
         -means[i],
     )
-    chosen = min(near, key=plainness)
+    chosen = min(near.tolist(), key=plainness)
     figures = lambda i: {name: 100 * float(values[name][i].mean()) for name in names}
     return Choice(settings[chosen], figures(0), figures(chosen), 100 * float(means[best]))
 
@@ -193,7 +193,7 @@ class _Block:
         if self.votes[0] != key:  # settings of the same votes come one after the other
             m, tau = key
             votes = {
-                name: part.votes(tuple(x[:, :m] for x in self.near[name]), tau)
+                name: part.votes((self.near[name][0][:, :m], self.near[name][1][:, :m]), tau)
                 for name, part in self.parts.items()
             }
             values = {

@@ -69,10 +69,10 @@ class Keys:
           ``[q, L]`` float32, columns ascending.
         """
         weights = self.weights(near[0], temperature)
-        there = near[1] >= 0
-        indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
+        voting = near[1] >= 0
+        indptr = np.concatenate([[0], np.cumsum(voting.sum(axis=1))])
         shape = len(near[1]), len(self)
-        votes = csr_matrix((weights[there], near[1][there], indptr), shape) @ self.labels
+        votes = csr_matrix((weights[voting], near[1][voting], indptr), shape) @ self.labels
         votes.sort_indices()
         return votes
 
