@@ -36,7 +36,7 @@ def copy(fixed, tmp_path):
 
 def test_evaluation_equals_the_end_of_training(fixed):
     folder, ended = fixed
-    assert list(ended["heads"])[0] == "concat+retrieval"
+    assert next(iter(ended["heads"])) == "concat+retrieval"
     result = open_runs.evaluate_run(open_runs.open_run(folder))
     assert result["heads"] == json.loads(json.dumps(ended["heads"]))
     done = tiny.run("evaluate", f"--workdir={folder}")
