@@ -21,6 +21,7 @@ ROOMS = {
     "train": "runs training host config_args",
     "evaluate": "runs host",
     "predict": "predictor host",
+    "remember": "predictor host",
     "prepare": "data.summaries data.readers host",
     "inspect_labels": "data.summaries data.readers host",
     "predictor": "runs training data.readers data.tokens metrics contracts files",

@@ -326,6 +326,18 @@ class Tokenizer(Protocol):
         """The number of a token, or None."""
 
 
+class Examples(NamedTuple):
+    """Texts that have labels which came after training.
+
+    Attributes:
+      tokens: of the texts, as queries.
+      labels: ``[n, M]``, one column for each new label, every stored value 1.
+    """
+
+    tokens: Tokens
+    labels: csr_matrix
+
+
 class System(Protocol):
     """One model with its options: what it starts from, its step, its batches, its ranking.
 
@@ -377,6 +389,7 @@ class System(Protocol):
         kind: str = "exact",
         seed: int = 0,
         keep_indexes: bool = False,
+        examples: Examples | None = None,
     ) -> Ranker:
         """The ranker of labels; they may be more than those that were trained.
 
@@ -387,6 +400,7 @@ class System(Protocol):
           kind: index: exact, hnsw, ivf or auto.
           seed: of the index.
           keep_indexes: keep every head's index, not the last one alone.
+          examples: of all labels that were not trained, where there are any.
 
         Raises:
           ValueError: an index or labels that the system does not allow.

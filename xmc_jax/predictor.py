@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -24,10 +25,12 @@ from xmc_jax import files
 from xmc_jax.contracts import Side, Tokens
 from xmc_jax.data.readers import own_rows
 from xmc_jax.data.readers.decoding import STANDARD_INPUT, Decoder
+from xmc_jax.data.readers.raw_readers import TextPlace
 from xmc_jax.data.readers.reading import AS_FOUND, Reading
 from xmc_jax.data.tokens import token_stores
 from xmc_jax.metrics.ranked_lists import cut_off
 from xmc_jax.runs import open_runs, retrieval_files
+from xmc_jax.runs import remembered as remembering
 from xmc_jax.training.retrieval import RetrievalRanker
 from xmc_jax.training.training_data import with_prefix
 
@@ -79,18 +82,74 @@ class Predictor:
         kind: str = "exact",
     ) -> None:
         """Embed the labels; an index is built for a head when it is first used."""
-        self._run = opened
-        known = opened.label_texts()
-        added: list[str] = []
-        if new_labels is not None:
-            if isinstance(new_labels, (str, Path)):
-                new_labels = list(read_texts(new_labels))
-            added = _unknown(new_labels, known)
+        self._run, self._kind = opened, kind
+        if isinstance(new_labels, (str, Path)):
+            new_labels = list(read_texts(new_labels))
+        self._new_labels = new_labels or []
+        self._open()
+
+    def _open(self) -> None:
+        """Read what is remembered, and embed."""
+        known = self._run.label_texts()
         self.num_known = len(known)
+        added: list[str] = []
+        points, remembered = remembering.read_all(self._run.folder), None
+        if points.texts:
+            labels, added = remembering.number_labels(points, known, len(known))
+            remembered = retrieval_files.Remembered(
+                self._tokens(points.texts, "query"), labels, self._tokens(added, "query")
+            )
+        by_text = _unknown(self._new_labels, [*known, *added] if added else known)
+        added = [*added, *by_text]
         self.label_texts: Sequence[str] = [*known, *added] if added else known
         tokens = self._tokens(self.label_texts, "label", keep=not added)
-        self._ranker = opened.ranker(tokens, kind=kind, keep_indexes=True)
-        self._points: Sequence[str] | None = None
+        self._ranker = self._run.ranker(
+            tokens, kind=self._kind, keep_indexes=True, remembered=remembered
+        )
+        self._points = points.texts
+
+    def add(self, texts: Iterable[str], labels: Iterable[Sequence[str]]) -> int:
+        """Remember labelled points, without training: they count at once, wherever it is opened.
+
+        Texts become keys of retrieval. A label that the run does not know joins: its row in the
+        classifier is the mean of its points' unit vectors.
+
+        Args:
+          texts: of the points.
+          labels: label texts of each.
+
+        Returns:
+          The number by which `forget` takes them back.
+
+        Raises:
+          ValueError: blank texts, no labels, a system that takes no new labels, or a run without
+            retrieval.
+          OSError: the work directory cannot be written to.
+        """
+        points = remembering.Points(list(_listed(texts)), [list(names) for names in labels])
+        number = remembering.add(self._run.folder, points)
+        try:
+            self._open()
+        except BaseException:
+            remembering.forget(self._run.folder, number)
+            self._open()
+            raise
+        return number
+
+    def forget(self, number: int) -> None:
+        """Take back what `add` remembered.
+
+        Raises:
+          ValueError: nothing is remembered by this number.
+        """
+        remembering.forget(self._run.folder, number)
+        self._open()
+
+    @property
+    def remembered(self) -> dict[int, int]:
+        """What is remembered: number, and how many points."""
+        folder = self._run.folder
+        return {n: len(remembering.read(folder, n).texts) for n in remembering.numbers(folder)}
 
     @property
     def reading(self) -> Reading:
@@ -211,18 +270,19 @@ class Predictor:
         self, vectors: np.ndarray, ids: np.ndarray, head: str, most: int = 3
     ) -> Iterator[list[dict[str, Any]]]:
         """What scores are made of, a row of labels after the other."""
-        ranker, texts = self._ranker, self._key_texts
+        ranker = self._ranker
         terms = ranker.terms(vectors, head, ids)
-        voters = {}
+        voters: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         if isinstance(ranker, RetrievalRanker) and head == ranker.head:
             voters = ranker.voters(vectors, ids, most)
+        texts = {name: self._key_texts(name) for name in voters}
         for row in range(len(ids)):
             yield [
                 {
                     "terms": {name: float(part[row, place]) for name, part in terms.items()},
                     "because": {
                         name: [
-                            {"text": texts(name)[key], "adds": float(adds)}
+                            {"text": texts[name][key], "adds": float(adds)}
                             for key, adds in zip(keys[row, place].tolist(), added[row, place])
                             if key >= 0
                         ]
@@ -236,9 +296,8 @@ class Predictor:
         """Texts of the keys of a part."""
         if name == "labels":
             return self.label_texts
-        if self._points is None:
-            self._points = retrieval_files.point_texts(self._run.folder)
-        return self._points
+        kept = retrieval_files.point_texts(self._run.folder)
+        return [*kept, *self._points] if self._points else kept
 
     def _head(self, head: str | None) -> str:
         head = head or self.heads[0]
@@ -331,6 +390,46 @@ def check_files(source: str, target: str, embeddings: str = "") -> None:
         )
     if embeddings and os.path.realpath(embeddings) == os.path.realpath(target):
         raise OSError(f"{target} cannot be written: it is to hold labels and vectors at once.")
+
+
+def add_file(model: Predictor, source: str, **reading: Any) -> int:
+    """`Predictor.add` of a file of rows, as `xmc_jax.prepare` takes them (TSV, CSV, JSON Lines).
+
+    Args:
+      model: from `load`.
+      source: the file. Labels are texts, or ids of labels that the run knows.
+      **reading: fields of `xmc_jax.data.readers.reading.Reading` that differ from training's.
+
+    Raises:
+      DataError: the file is broken, with its line.
+      ValueError, OSError: as `Predictor.add`, and an id that the run does not know.
+    """
+    path = Path(source)
+    if not own_rows.holds_rows(path):
+        raise ValueError(
+            f"{source}: expected rows of texts and labels, in a file that ends in .tsv, .csv, "
+            ".json or .jsonl (or such a file with .gz)."
+        )
+    place = TextPlace(None, dataclasses.replace(model.reading, **reading))
+    rows = own_rows.read_rows(path, "train", place)
+    for note in rows.notes:
+        logging.warning("%s", note)
+    names = []
+    for name, line in zip(rows.names, rows.first_lines.tolist()):
+        if isinstance(name, int) and name >= model.num_known:
+            raise ValueError(
+                f"{source}, line {line}: label id {name}; expected 0 to {model.num_known - 1}, "
+                "which the run knows, or label texts."
+            )
+        names.append(model.label_texts[name] if isinstance(name, int) else name)
+    labels = [
+        [names[code] for code in rows.codes[start:stop].tolist()]
+        for start, stop in itertools.pairwise(rows.indptr.tolist())
+    ]
+    whole = [i for i, (text, of) in enumerate(zip(rows.texts, labels)) if text.strip() and of]
+    if len(whole) < len(labels):
+        logging.warning("%d rows without text or labels are left out", len(labels) - len(whole))
+    return model.add([rows.texts[i] for i in whole], [labels[i] for i in whole])
 
 
 def predict_file(

@@ -12,7 +12,7 @@ import numpy as np
 from absl import logging
 
 from xmc_jax import files, metrics
-from xmc_jax.contracts import Ranker, System, Tokens, Weights
+from xmc_jax.contracts import Examples, Ranker, System, Tokens, Weights
 from xmc_jax.data import texts as text_files
 from xmc_jax.data.readers import formats
 from xmc_jax.data.tokens import tokenizer as tokenizers
@@ -79,7 +79,12 @@ class OpenRun:
         return texts
 
     def ranker(
-        self, tokens: Tokens | None = None, *, kind: str = "exact", keep_indexes: bool = False
+        self,
+        tokens: Tokens | None = None,
+        *,
+        kind: str = "exact",
+        keep_indexes: bool = False,
+        remembered: retrieval_files.Remembered | None = None,
     ) -> Ranker:
         """Of some labels, with retrieval where it is kept; it knows the run's labels alone.
 
@@ -87,11 +92,22 @@ class OpenRun:
           tokens: label texts, the run's and perhaps more; default the run's, once data are loaded.
           kind: index: exact, hnsw, ivf or auto.
           keep_indexes: keep every head's index, not the last one alone.
+          remembered: points that came after training, whose new labels are among ``tokens``.
+
+        Raises:
+          ValueError: what the system does not allow, or what is remembered without retrieval.
         """
-        base = self._base_ranker(tokens, kind, keep_indexes)
-        if base.num_labels > self.meta["num_labels"]:
+        known = self.meta["num_labels"]
+        if remembered is not None and not self.options.retrieval.enabled:
+            raise ValueError(
+                f"{self.folder}: it keeps no training points beside which others could be "
+                "remembered. Train with config.retrieval.enabled=True."
+            )
+        examples = None if remembered is None else remembered.examples(known)
+        base = self._base_ranker(tokens, kind, keep_indexes, examples)
+        if base.num_labels > (known if remembered is None else remembered.labels.shape[1]):
             return base
-        return retrieval_files.ranker(self._owner, base, kind=kind)
+        return retrieval_files.ranker(self._owner, base, kind=kind, remembered=remembered)
 
     def make_retrieval(self) -> Ranker:
         """Keep what retrieval needs (`xmc_jax.runs.retrieval_files.make`); the run's ranker."""
@@ -111,7 +127,13 @@ class OpenRun:
             self.folder, self.step, meta["data"].get("digest"), meta["num_labels"], self.options
         )
 
-    def _base_ranker(self, tokens: Tokens | None, kind: str, keep_indexes: bool) -> Ranker:
+    def _base_ranker(
+        self,
+        tokens: Tokens | None,
+        kind: str,
+        keep_indexes: bool,
+        examples: Examples | None = None,
+    ) -> Ranker:
         """The model's own."""
         if tokens is None:
             tokens = self.load_data().label_tokens
@@ -122,6 +144,7 @@ class OpenRun:
             kind=kind,
             seed=self.options.seed,
             keep_indexes=keep_indexes,
+            examples=examples,
         )
 
     def _bonus(self, num_labels: int) -> np.ndarray | None:

@@ -20,9 +20,10 @@ from absl import logging
 from scipy.sparse import csr_matrix
 
 from xmc_jax import files
-from xmc_jax.contracts import Ranker, Tokens
+from xmc_jax.contracts import Examples, Ranker, Tokens
 from xmc_jax.data import texts as text_files
 from xmc_jax.data.dataset import filter_matrix
+from xmc_jax.data.graph import label_graph
 from xmc_jax.data.graph.gandalf import gandalf_targets
 from xmc_jax.data.search.keys import Keys
 from xmc_jax.metrics.propensity import inverse_propensity
@@ -32,6 +33,7 @@ from xmc_jax.training.retrieval import RetrievalRanker, Setting
 
 FOLDER = "retrieval"
 FORMAT = 1
+LEAST = 0.1  # weight of the points where there are remembered ones and retrieval was not chosen
 DELTA, TARGETS = 0.1, 100  # of the label graph: threshold, and most targets of a label
 _BLOCK = 1 << 16  # texts embedded at once
 
@@ -54,13 +56,35 @@ class Owner(NamedTuple):
     options: TrainingOptions
 
 
-def ranker(owner: Owner, base: Ranker, *, kind: str = "exact") -> Ranker:
+class Remembered(NamedTuple):
+    """Points that came after training, and the labels that came with them.
+
+    Attributes:
+      tokens: of the points, as queries.
+      labels: ``[n, L + M]``, every stored value 1.
+      new_labels: texts of the M new labels, as queries.
+    """
+
+    tokens: Tokens
+    labels: csr_matrix
+    new_labels: Tokens
+
+    def examples(self, num_known: int) -> Examples:
+        """What the new labels are learned from."""
+        return Examples(self.tokens, self.labels[:, num_known:])
+
+
+def ranker(
+    owner: Owner, base: Ranker, *, kind: str = "exact", remembered: Remembered | None = None
+) -> Ranker:
     """The run's ranker with retrieval, where it is kept and was chosen; else ``base``.
 
     Args:
       owner: the run.
-      base: its own ranker, of the labels that it was trained with.
+      base: its own ranker, of the labels that it was trained with and those that are remembered.
       kind: of the keys' indexes: exact, hnsw, ivf or auto.
+      remembered: further points. They are keys even where retrieval was not chosen, with the least
+        weight that is chosen from.
     """
     if not owner.options.retrieval.enabled:
         return base
@@ -76,10 +100,32 @@ def ranker(owner: Owner, base: Ranker, *, kind: str = "exact") -> Ranker:
         )
         return base
     setting = Setting(**info["setting"])
+    if remembered is not None and not setting.points:
+        setting = dataclasses.replace(setting, points=LEAST)
     if not setting.weights:
         return base
     parts = {name: _read_keys(folder / name, owner, kind) for name in setting.weights}
+    if remembered is not None:
+        for name, more in _more_keys(owner, base, remembered).items():
+            if name in parts:
+                parts[name] = parts[name].joined(more)
     return RetrievalRanker(base, parts, setting)
+
+
+def _more_keys(owner: Owner, base: Ranker, remembered: Remembered) -> dict[str, Keys]:
+    """Keys of what is remembered: its points, and the texts of its new labels."""
+    head, tokens = base.heads[0], (remembered.tokens, remembered.new_labels)
+    points, texts = (
+        base.key_vectors(base.query_vectors(some, None, head), head).astype(np.float16)
+        for some in tokens
+    )
+    new = np.arange(owner.num_labels, base.num_labels)
+    own = csr_matrix((np.ones(len(new)), (np.arange(len(new)), new)), (len(new), base.num_labels))
+    targets = label_graph.conditionals(remembered.labels, new)
+    targets.data[targets.data <= DELTA] = 0
+    targets = csr_matrix(targets + own, dtype=np.float32)
+    targets.eliminate_zeros()
+    return {"points": Keys(points, remembered.labels), "labels": Keys(texts, targets)}
 
 
 def make(
@@ -115,8 +161,7 @@ def make(
                 "config.retrieval.points and config.retrieval.labels set them"
             )
             setting = Setting()
-        if setting is None or setting.weights:
-            _write_keys(temporary, base, data, label_queries)
+        _write_keys(temporary, base, data, label_queries)
         if setting is None and data.held_out is not None:
             parts = {name: _read_keys(temporary / name, owner) for name in ("points", "labels")}
             labels, entry = data.dataset.train.labels, data.entry
@@ -129,8 +174,8 @@ def make(
             )
             setting, facts = choice.setting, _say(choice, options.choose_by, data)
         assert setting is not None
-        for name in {"points", "labels"} - set(setting.weights):
-            files.remove(temporary / name)
+        if not setting.labels:  # points are kept: more of them may be remembered
+            files.remove(temporary / "labels")
         info = {
             **_identity(owner, base),
             "setting": dataclasses.asdict(setting),

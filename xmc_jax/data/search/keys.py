@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import numpy as np
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, vstack
 
 from xmc_jax.data.graph import label_graph
 from xmc_jax.data.search.index import Index, choose
@@ -76,12 +76,40 @@ class Keys:
         votes.sort_indices()
         return votes
 
+    def joined(self, more: Keys) -> Keys:
+        """These keys and then some more, which are not copied."""
+        return _JoinedKeys(self, more)
+
     @staticmethod
     def weights(similarities: np.ndarray, temperature: float) -> np.ndarray:
         """a, ``[q, m]`` float32; rows without any key are 0."""
         highest = np.where(np.isneginf(similarities[:, :1]), 0, similarities[:, :1])
         weights = np.exp((similarities - highest) / np.float32(temperature))
         return weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-30)
+
+
+class _JoinedKeys(Keys):
+    """Two lots of keys, each searched by its own index."""
+
+    def __init__(self, first: Keys, more: Keys) -> None:
+        width = max(first.labels.shape[1], more.labels.shape[1])
+        labels = [
+            csr_matrix((x.data, x.indices, x.indptr), (len(lot), width))
+            for lot in (first, more)
+            for x in [lot.labels]
+        ]
+        self.labels, self._lots = vstack(labels, "csr"), (first, more)
+
+    def __len__(self) -> int:
+        return self.labels.shape[0]
+
+    def nearest(self, queries: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
+        parts = [lot.nearest(queries, m) for lot in self._lots]
+        rows = np.where(parts[1][1] >= 0, parts[1][1] + len(self._lots[0]), -1)
+        similarities = np.concatenate([parts[0][0], parts[1][0]], axis=1)
+        rows = np.concatenate([parts[0][1], rows], axis=1)
+        order = np.argsort(-similarities, axis=1, kind="stable")[:, :m]
+        return np.take_along_axis(similarities, order, 1), np.take_along_axis(rows, order, 1)
 
 
 def entries(matrix: csr_matrix, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:

@@ -12,7 +12,17 @@ import numpy as np
 import optax
 from absl import logging
 
-from xmc_jax.contracts import Points, Stage, Step, Table, Tokens, Trains, TrainState, Weights
+from xmc_jax.contracts import (
+    Examples,
+    Points,
+    Stage,
+    Step,
+    Table,
+    Tokens,
+    Trains,
+    TrainState,
+    Weights,
+)
 from xmc_jax.data.graph import label_features
 from xmc_jax.data.search import clustering
 from xmc_jax.models.frugal.classifier import Frugal
@@ -215,8 +225,10 @@ class FrugalSystem:
         kind: str = "exact",
         seed: int = 0,
         keep_indexes: bool = False,
+        examples: Examples | None = None,
     ) -> FrugalRanker:
         """See `FrugalRanker`, which allows no labels but those that were trained."""
+        del examples
         return FrugalRanker(
             self.embedder,
             weights,

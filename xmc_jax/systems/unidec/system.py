@@ -15,7 +15,17 @@ import optax
 from absl import logging
 
 from xmc_jax import losses
-from xmc_jax.contracts import Points, Stage, Step, Table, Tokens, Trains, TrainState, Weights
+from xmc_jax.contracts import (
+    Examples,
+    Points,
+    Stage,
+    Step,
+    Table,
+    Tokens,
+    Trains,
+    TrainState,
+    Weights,
+)
 from xmc_jax.models.encoders.transformer import TransformerEncoder
 from xmc_jax.models.heads.unidec import UniDEC
 from xmc_jax.systems.embedding import CHUNK_TEXTS
@@ -23,7 +33,7 @@ from xmc_jax.systems.frozen_layers import FrozenLayers, read_through, reads_pool
 from xmc_jax.systems.unidec import mining
 from xmc_jax.systems.unidec.embedder import Embedder
 from xmc_jax.systems.unidec.options import HeadOptions, UniDECOptions
-from xmc_jax.systems.unidec.ranking import DualRanker
+from xmc_jax.systems.unidec.ranking import DualRanker, unit_rows
 from xmc_jax.systems.unidec.source import make_source
 from xmc_jax.systems.unidec.step import TABLE, HeadLoss, Objective, make_train_step
 from xmc_jax.tables import label_pool
@@ -181,9 +191,19 @@ class UniDECSystem:
         kind: str = "exact",
         seed: int = 0,
         keep_indexes: bool = False,
+        examples: Examples | None = None,
     ) -> DualRanker:
-        """Labels beyond the table's rows leave the classifier out: they have none."""
+        """Labels beyond the table's rows leave the classifier out, unless they have examples.
+
+        The row of a label with examples is the mean of these' unit CLF vectors.
+        """
         table, why_not = weights.tables.get(TABLE), "the run has no classifier"
+        if table is not None and examples is not None and examples.labels.shape[1]:
+            _, clf = self.embedder.both(weights.params, examples.tokens)
+            counts = np.maximum(examples.labels.sum(axis=0).reshape(-1, 1), 1)
+            rows = np.asarray(examples.labels.T @ unit_rows(clf)) / counts
+            known = label_pool.from_storage(table)
+            table = jnp.concatenate([known, jnp.asarray(rows, jnp.float32)])
         if table is not None and len(label_tokens) > len(table):
             logging.warning(
                 "%d new labels have no classifier row: all labels are ranked by the DE head",
