@@ -8,6 +8,7 @@ labels_sweep  time and temporary memory of a step at 10^5, 10^6 and 10^7 labels
 host          batches a second out of the data pipeline, and whether the device waits for them
 refresh       embedding, clustering, index build and search, each with its peer
 predict       texts a second and latency for top-100 over 74 K and 1.3 M labels
+retrieval     ranking with retrieval against the base's, at 2.2 M points and 1.3 M labels
 label_graph   Gandalf's targets of 1.3 M labels, exact and by random walks
 metrics       metrics on 135 K x 131 K against a plain implementation
 
@@ -29,7 +30,7 @@ import jax
 
 CASES = (
     *("train_step", "frugal_step", "labels_sweep", "host"),
-    *("refresh", "predict", "label_graph", "metrics"),
+    *("refresh", "predict", "retrieval", "label_graph", "metrics"),
 )
 
 
@@ -54,7 +55,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--labels", type=int, help="rows of the table with synthetic texts")
     add("--head_dim", type=int, default=256, help="d of one head")
     add("--dtype", choices=["float32", "bfloat16"], help="of the encoder")
-    add("--scale", type=float, default=1.0, help="of label_graph; SciPy's G has 8 GB at 1")
+    add(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="of label_graph, retrieval; SciPy's G has 8 GB at 1",
+    )
     add("--repeats", type=int, help="rounds that count")
     add("--only", default="", help="only lines whose name has this in it")
     add("--without", nargs="+", default=[], help="contenders to leave out, by name")
