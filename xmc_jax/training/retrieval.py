@@ -16,7 +16,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from xmc_jax.contracts import Ranker, Tokens
-from xmc_jax.data.search.keys import Keys, entries, strongest
+from xmc_jax.data.search.keys import Keys, as_rows, entries, largest, strongest
 
 SUFFIX = "+retrieval"
 BASE_CANDIDATES = 300  # labels of the model's own that are ranked anew
@@ -207,13 +207,15 @@ class RetrievalRanker:
             factor = self.base.tail_factor(label)
             for name, (_, weight) in near.items():
                 total += np.float32(weight) * entries(votes[name], row, label) * factor
-            order = np.lexsort((label, -total, row))
-            row, label, total = row[order], label[order], total[order]
             counts = np.bincount(row, minlength=len(queries[rows]))
-            place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-            kept = place < k
-            scores[rows][row[kept], place[kept]] = total[kept]
-            ids[rows][row[kept], place[kept]] = label[kept]
+            column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+            totals = as_rows(total, row, column, len(counts), -np.inf)
+            best = np.nonzero(largest(totals, k))  # as many of each row: k, or the widest's
+            totals = totals[best].reshape(len(counts), -1)
+            labels = as_rows(label, row, column, len(counts), -1)[best].reshape(totals.shape)
+            order = np.argsort(-totals, axis=1, kind="stable")
+            scores[rows, : order.shape[1]] = np.take_along_axis(totals, order, axis=1)
+            ids[rows, : order.shape[1]] = np.take_along_axis(labels, order, axis=1)
 
 
 def candidates(
@@ -240,9 +242,11 @@ def candidates(
     for part in votes.values():
         of_row, label = strongest(part, PART_CANDIDATES)
         keys.append(of_row * base.num_labels + label)
-    wanted = np.unique(np.concatenate(keys))
+    wanted = np.sort(np.concatenate(keys), kind="stable")
+    wanted = wanted[np.diff(wanted, prepend=-1) > 0]
     row, label = np.divmod(wanted, base.num_labels)
-    lacking = np.isin(wanted, known, assume_unique=True, invert=True)
+    lacking = np.ones(len(wanted), bool)
+    lacking[np.searchsorted(wanted, known)] = False
     scores = np.empty(len(wanted), np.float32)
     scores[~lacking] = own[0][own[1] >= 0][order]
     counts = np.bincount(row[lacking], minlength=len(queries))

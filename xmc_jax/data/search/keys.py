@@ -6,7 +6,6 @@ import jax
 import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
-from xmc_jax.data.graph import label_graph
 from xmc_jax.data.search.index import Index, choose
 
 
@@ -130,10 +129,35 @@ def entries(matrix: csr_matrix, rows: np.ndarray, columns: np.ndarray) -> np.nda
 
 
 def strongest(votes: csr_matrix, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """(row, label) of the ``most`` largest votes of each row, flat; of equal ones the lower ids."""
-    if np.diff(votes.indptr).max(initial=0) <= most:
-        row = np.repeat(np.arange(votes.shape[0]), np.diff(votes.indptr))
-        return row, votes.indices.astype(np.int64)
-    ids, _ = label_graph.strongest(votes, most)
-    row, place = np.nonzero(ids >= 0)
-    return row, ids[row, place].astype(np.int64)
+    """(row, label) of the ``most`` largest votes of each row, flat; of equal ones the lower ids.
+
+    Args:
+      votes: ``[n, L]``, columns of each row ascending, values above 0.
+      most: votes of a row that are kept.
+    """
+    row = np.repeat(np.arange(votes.shape[0]), np.diff(votes.indptr))
+    kept = np.ones(len(row), bool)
+    if np.diff(votes.indptr).max(initial=0) > most:
+        column = np.arange(len(row)) - votes.indptr[row]
+        kept = largest(as_rows(votes.data, row, column, votes.shape[0], 0), most)[row, column]
+    return row[kept], votes.indices[kept].astype(np.int64)
+
+
+def as_rows(
+    values: np.ndarray, row: np.ndarray, column: np.ndarray, number: int, empty: float
+) -> np.ndarray:
+    """Flat values as a matrix of ``number`` rows, with ``empty`` where there is none."""
+    matrix = np.full((number, int(column.max(initial=-1)) + 1), empty, values.dtype)
+    matrix[row, column] = values
+    return matrix
+
+
+def largest(matrix: np.ndarray, most: int) -> np.ndarray:
+    """Where each row's ``most`` largest values are, bool; of equal ones the first."""
+    surplus = matrix.shape[1] - most
+    if surplus <= 0:
+        return np.ones(matrix.shape, bool)
+    least = np.partition(matrix, surplus, axis=1)[:, surplus, None]
+    above, equal = matrix > least, matrix == least
+    missing = most - above.sum(axis=1, keepdims=True)
+    return above | (equal & (np.cumsum(equal, axis=1, dtype=np.int32) <= missing))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -15,7 +17,7 @@ from xmc_jax.systems.unidec.embedder import Embedder
 from xmc_jax.tables import label_pool
 
 HEADS = ("concat", "de", "clf")
-SCORED_NUMBERS = 1 << 24  # of gathered label vectors, held at once
+SCORED_NUMBERS = 1 << 20  # of gathered label vectors, held at once by a thread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,9 +98,14 @@ def _products(queries: np.ndarray, vectors: np.ndarray, ids: np.ndarray) -> np.n
     """``<queries_n, vectors_ids[n, m]>``, ``[n, m]``; gathered rows are held in blocks."""
     products = np.empty(ids.shape, np.float32)
     step = max(1, SCORED_NUMBERS // max(1, ids.shape[1] * queries.shape[1]))
-    for start in range(0, len(ids), step):
+
+    def multiply(start: int) -> None:
         some = slice(start, start + step)
-        products[some] = np.einsum("nd,nmd->nm", queries[some], vectors[ids[some]])
+        rows = np.take(vectors, ids[some], axis=0, mode="wrap")  # -1 is the last one
+        np.einsum("nd,nmd->nm", queries[some], rows, out=products[some])
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as workers:
+        list(workers.map(multiply, range(0, len(ids), step)))
     return products
 
 
