@@ -90,6 +90,7 @@ def trained(own_data, tmp_path_factory) -> Path:
 
 MINI = (
     "--config=configs/unidec.py:wordnet-mini,debug",
+    "--config.retrieval.enabled=False",
     "--config.batching=clusters",
     "--config.hard_negatives=True",
     "--config.refresh_epochs=1",

@@ -24,6 +24,9 @@ _TAIL = flags.DEFINE_float(
     "Default the run's.",
 )
 _DATA = flags.DEFINE_string("data", "", "Where the data set is now, if it was moved.")
+_FULL = flags.DEFINE_bool(
+    "full", False, "Print all metrics, not only those that fit in 100 columns."
+)
 _SAVE = flags.DEFINE_string(
     "save_predictions", "", "Write ids and scores of the heads to this .npz."
 )
@@ -40,7 +43,7 @@ def main(argv: list[str]) -> None:
             raise ValueError(f"--ks={','.join(_KS.value)}: expected numbers such as 1,3,5.")
         ks = tuple(int(k) for k in _KS.value)
         opened = open_runs.open_run(Path(_WORKDIR.value), step=_STEP.value, tail_weight=_TAIL.value)
-        result, thresholds = open_runs.evaluate_and_save(
+        result, thresholds, number = open_runs.evaluate_and_save(
             opened,
             split=_SPLIT.value,
             heads=(_HEAD.value,) if _HEAD.value else None,
@@ -51,8 +54,8 @@ def main(argv: list[str]) -> None:
         )
     except (ValueError, OSError) as error:
         console.fail(error)
-    print(result_tables.table(result))
-    print(result_tables.threshold_table(thresholds, next(iter(result["heads"]))))
+    print(result_tables.table(result, full=_FULL.value))
+    print(result_tables.threshold_table(thresholds, next(iter(result["heads"])), number))
 
 
 if __name__ == "__main__":

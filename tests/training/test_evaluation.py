@@ -129,6 +129,30 @@ def test_bins_add_up(copy):
     assert "bin 1:" in text and "bin 5:" in text and "unfiltered" in text
 
 
+def test_tables_are_100_columns_wide(copy):
+    opened = open_runs.open_run(copy)
+    for ks in ((1, 3, 5), (1, 2, 3, 4, 5, 10, 20)):
+        result = open_runs.evaluate_run(opened, ks=ks)
+        brief, full = (result_tables.table(result, full=full) for full in (False, True))
+        assert max(map(len, f"{brief}\n{full}".splitlines())) <= 100
+        assert "PSnDCG" not in brief and f" P@{ks[-1]}" in brief and "PSP@5" in full
+        values = result["heads"]["de"]["filtered"]
+        assert all(f"{name}" in full and f"{value:.2f}" in full for name, value in values.items())
+    done = tiny.run("evaluate", f"--workdir={copy}", "--full")
+    assert done.returncode == 0 and "PSnDCG@5" in done.stdout
+    number = len(opened.load_data().held_out.rows)
+    assert f"score thresholds of concat, from {number} held-out rows" in done.stdout
+
+
+def test_test_rows_without_labels_are_said(own_data, tmp_path):
+    (tmp_path / "train.tsv").write_bytes(own_data.read_bytes())
+    (tmp_path / "test.tsv").write_text("red apple\tred apple\ncold river\t\nwild castle\t\n")
+    launch.start(tiny.config(tmp_path, epochs=1), tmp_path / "run")
+    result = open_runs.evaluate_run(open_runs.open_run(tmp_path / "run"))
+    assert result["rows"] == 3 and result["rows_without_labels"] == 2
+    assert "2 of these rows have no label" in result_tables.table(result)
+
+
 def test_dual_encoder_alone_and_no_held_out_rows(own_data, tmp_path):
     config = tiny.config(own_data, held_out_share=0.0, epochs=1, classifier=False)
     assert list(launch.start(config, tmp_path / "run")["heads"]) == ["de"]
@@ -136,10 +160,9 @@ def test_dual_encoder_alone_and_no_held_out_rows(own_data, tmp_path):
     assert opened.weights.tables == {}
     with pytest.raises(ValueError, match=r"head concat: .* expected one of de"):
         open_runs.evaluate_run(opened, heads=("concat",))
-    result, thresholds = open_runs.evaluate_and_save(opened, split="test", kind="exact")
-    assert thresholds == [] and "no held-out rows" in result_tables.threshold_table(
-        thresholds, "de"
-    )
+    result, thresholds, number = open_runs.evaluate_and_save(opened, split="test", kind="exact")
+    assert thresholds == [] and number == 0
+    assert "no held-out rows" in result_tables.threshold_table(thresholds, "de", number)
     assert result["rows"] == 60  # a fifth of the rows; rows of one text stay together
     with pytest.raises(ValueError, match="split 'held_out': this run has no such rows"):
         open_runs.evaluate_run(opened, split="held_out")

@@ -160,7 +160,8 @@ def prepare(config: ConfigDict, folder: Path, meta: dict[str, Any] | None) -> St
     data = training_data.load(options, dataset, entry, tokenizer)
     if meta is None:
         for line in training_data.lost(options.max_length, data, tokenizer):
-            logging.warning("%s", line)
+            warned = line.removeprefix("warning: ")
+            logging.log(logging.INFO if warned == line else logging.WARNING, "%s", warned)
     built = family.build(options, folder, data, tokenizer)
     weights = built.weights
     if config.get("init_from") and not checkpoints.steps(folder):
@@ -214,9 +215,16 @@ def _begin(begun: Start, given: dict[str, Any]) -> None:
     epochs = config.epochs
     if config.max_minutes > 0:
         fitting = _epochs_in_budget(run, begun.weights, config.max_minutes)
-        why = f", the most by config.epochs; {fitting} would fit" if fitting > epochs else ""
+        if fitting < epochs:
+            print(
+                f"{fitting} epochs are trained: more do not fit in {config.max_minutes:g} minutes"
+            )
+        else:
+            print(
+                f"{epochs} epochs are trained, as config.epochs says; "
+                f"{config.max_minutes:g} minutes would be enough for {fitting}"
+            )
         epochs = min(epochs, fitting)
-        print(f"epochs: {epochs} in {config.max_minutes:g} minutes{why}")
     family = settings.family_of(config)
     config.update(family.scaled(config.to_dict(), epochs))
     run.stages = family.stages(run.options, epochs)

@@ -321,6 +321,7 @@ def evaluate_run(
         "split": split,
         "index": kind,
         "rows": len(rows.rows),
+        "rows_without_labels": int((np.diff(rows.truth.indptr) == 0).sum()),
         "propensity": {"a": entry.a, "b": entry.b},
         "tail_weight": opened.tail_weight,
         **result,
@@ -339,7 +340,7 @@ def evaluate_run(
 
 def evaluate_and_save(
     opened: OpenRun, *, save_predictions: str = "", **options: Any
-) -> tuple[dict[str, Any], list[dict[str, float]]]:
+) -> tuple[dict[str, Any], list[dict[str, float]], int]:
     """``evaluate_run``, plus score thresholds from held-out rows.
 
     Args:
@@ -348,7 +349,8 @@ def evaluate_and_save(
       **options: of ``evaluate_run``.
 
     Returns:
-      The evaluation, and a table of thresholds of the first head (empty without held-out rows).
+      The evaluation, a table of thresholds of the first head, and of how many held-out rows it is
+      (without any it is empty).
     """
     if save_predictions and not Path(save_predictions).absolute().parent.is_dir():
         raise ValueError(f"--save_predictions={save_predictions}: there is no such folder.")
@@ -364,12 +366,13 @@ def evaluate_and_save(
             np.savez(file, **arrays)
     held_out = loaded.held_out
     if held_out is None:
-        return result, []
+        return result, [], 0
     head = next(iter(result["heads"]))
     ids, scores = evaluation.predict_split(ranker, held_out, head, k=100)
-    return result, metrics.precision_recall_thresholds(
+    thresholds = metrics.precision_recall_thresholds(
         scores, ids, held_out.truth, filter_pairs=held_out.filter_pairs
     )
+    return result, thresholds, len(held_out.rows)
 
 
 def _read_split(

@@ -134,7 +134,7 @@ def test_unknown_share_of_other_tokenizers():
 
 def shares(text: str) -> list[float]:
     (line,) = re.findall(r"unknown tokens: (.*)", text)
-    return [float(share) for share in re.findall(r"([\d.]+)% of the", line)]
+    return [float(share) for share in re.findall(r"([\d.]+)% in", line)]
 
 
 def test_prepare_says_the_share_and_warns_above_5_percent(tmp_path):

@@ -299,7 +299,7 @@ def unknown_share(tokenizer: Tokenizer, counts: np.ndarray) -> float:
 
 def unknown_lines(shares: Mapping[str, float]) -> list[str]:
     """Says the `unknown_share` of texts, by their name; and what may be done about a large one."""
-    said = ", ".join(f"{share:.1%} of the {name} texts'" for name, share in shares.items())
+    said = ", ".join(f"{share:.1%} in {name} texts" for name, share in shares.items())
     lines = [f"unknown tokens: {said}"]
     if max(shares.values()) > MOST_UNKNOWN:
         lines.append(
