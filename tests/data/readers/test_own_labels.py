@@ -101,7 +101,7 @@ def test_ids_of_json_lines(tmp_path):
         }
 
 
-@pytest.mark.parametrize("header", ["label", "Labels", "name", "category"])
+@pytest.mark.parametrize("header", ["label", "Labels", "name", "category", "text"])
 @pytest.mark.parametrize("by", ["ids", "texts"])
 def test_a_header_is_no_label(tmp_path, header, by):
     write(tmp_path / "labels.txt", "\n".join([header, *TAGS]))

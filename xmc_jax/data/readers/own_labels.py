@@ -22,7 +22,7 @@ _ID_NAMES = frozenset(
 _TEXT_NAMES = frozenset(
     [
         *(name.replace("_", "") for name in LABEL_NAMES),
-        *"labelnames labeltext name names title titles".split(),
+        *"labelnames labeltext labeltexts name names text texts title titles".split(),
     ]
 )
 _SEPARATORS = (r"\t", ",", ";", r"\|")
