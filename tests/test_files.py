@@ -118,6 +118,18 @@ def test_a_published_folder(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("write", [publish, files.replacing_folder])
+def test_folders_that_were_made_for_nothing_go_again(tmp_path, write):
+    (tmp_path / "old").mkdir()
+    with pytest.raises(KeyboardInterrupt), write(tmp_path / "old" / "new" / "deep" / "made"):
+        raise KeyboardInterrupt
+    assert names(tmp_path) == {"old"} and names(tmp_path / "old") == set()
+    with pytest.raises(KeyboardInterrupt), write(tmp_path / "new" / "deep" / "made"):
+        (tmp_path / "new" / "another's").touch()
+        raise KeyboardInterrupt
+    assert names(tmp_path / "new") == {"another's"}
+
+
 def test_another_process_finishes_first(tmp_path):
     path = tmp_path / "made"
     with publish(path) as slow:

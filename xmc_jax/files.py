@@ -53,6 +53,25 @@ def cache_folder() -> Path:
     return Path(folder)
 
 
+def remedy(error: OSError) -> str:
+    """What to do where something could not be written; NumPy gives a short write no number."""
+    full = error.errno in (None, errno.ENOSPC, errno.EDQUOT)
+    return "Free some space there" if full else "Make it writable"
+
+
+@contextlib.contextmanager
+def removing_new_parents(path: Path) -> Iterator[None]:
+    """If it fails, remove the folders above a path that were not there before; they are empty."""
+    new = [folder for folder in path.parents if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        for folder in new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str], advice: str = "") -> Iterator[None]:
     """Say what was being written when the disk got full or a reader left: the system does not.
@@ -267,16 +286,17 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = _followed(path)
     temporary = path.with_name(f"{path.name}.tmp")
     remove(temporary)  # a kill left it
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        _sync_all(temporary)
-        remove(path)
-        os.rename(temporary, path)
-        _sync_names(path.parent)
-    except BaseException:
-        remove(temporary)
-        raise
+    with removing_new_parents(temporary):
+        try:
+            temporary.mkdir(parents=True)
+            yield temporary
+            _sync_all(temporary)
+            remove(path)
+            os.rename(temporary, path)
+            _sync_names(path.parent)
+        except BaseException:
+            remove(temporary)
+            raise
 
 
 @contextlib.contextmanager
@@ -295,25 +315,27 @@ def publishing_folder(
     """
     path = _followed(path)
     temporary = _own_name(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_stale(path)
-        temporary.mkdir()
-    except OSError as error:
-        raise OSError(f"{path.parent} cannot be written to ({error.strerror}). {advice}") from error
-    try:
-        with naming(path.parent, advice), _locked(temporary):
-            yield temporary
-            _sync_all(temporary)
+    with removing_new_parents(path):
         try:
-            os.rename(temporary, path)
-        except OSError:
-            if not whole(path):
-                raise
-            logging.info("%s was written by another process meanwhile", path)
-        _sync_names(path.parent)
-    finally:
-        remove(temporary)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            remove_stale(path)
+            temporary.mkdir()
+        except OSError as error:
+            reason = f"{path.parent} cannot be written to ({error.strerror}). {advice}"
+            raise OSError(reason) from error
+        try:
+            with naming(path.parent, advice), _locked(temporary):
+                yield temporary
+                _sync_all(temporary)
+            try:
+                os.rename(temporary, path)
+            except OSError:
+                if not whole(path):
+                    raise
+                logging.info("%s was written by another process meanwhile", path)
+            _sync_names(path.parent)
+        finally:
+            remove(temporary)
 
 
 def set_aside(path: Path, suffix: str) -> None:

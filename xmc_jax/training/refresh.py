@@ -83,11 +83,23 @@ def damage(workdir: Path, epoch: int) -> str | None:
     if not folder.exists():
         return f"{folder} is missing"
     try:
-        record = files.read_record(folder / "info.json").get("files", {})
+        record = _read_checksums(folder)
     except (OSError, ValueError) as error:
         return f"{folder / 'info.json'} cannot be read: {error}"
     problem = files.damage(folder, record)
     return None if problem is None else str(folder / problem)
+
+
+def checksums(workdir: Path, epoch: int) -> dict[str, Any]:
+    """Those of the arrays of a refresh as they were written; ``{}`` if they cannot be read."""
+    try:
+        return _read_checksums(workdir / FOLDER / str(epoch))
+    except (OSError, ValueError):
+        return {}
+
+
+def _read_checksums(folder: Path) -> dict[str, Any]:
+    return files.read_record(folder / "info.json").get("files", {})
 
 
 def load(workdir: Path, epoch: int) -> Refresh | None:
@@ -114,8 +126,8 @@ def write(workdir: Path, epoch: int, make: Callable[[Path], dict[str, Any]]) -> 
     except OSError as error:
         raise OSError(
             f"{target}: the refresh before epoch {epoch} could not be written "
-            f"({error.strerror or error}). Free some space, then run the same command again to "
-            "continue."
+            f"({error.strerror or error}). {files.remedy(error)}, then run the same command again "
+            "to continue."
         ) from error
     logging.info("refresh before epoch %d: %s", epoch, facts)
     return Refresh(target)
