@@ -133,14 +133,16 @@ def write(workdir: Path, epoch: int, make: Callable[[Path], dict[str, Any]]) -> 
     return Refresh(target)
 
 
-def write_blocks(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> None:
-    """Write int32 blocks of rows as one ``.npy`` file of that shape."""
+def write_blocks(
+    path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...], dtype: str = "<i4"
+) -> None:
+    """Write blocks of rows as one ``.npy`` file of that shape."""
     # Written as a stream: in a memory map a full disk would be a SIGBUS, not an error.
     with open(path, "wb") as file:
-        header = {"descr": "<i4", "fortran_order": False, "shape": shape}
+        header = {"descr": dtype, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:
-            file.write(np.ascontiguousarray(block, "<i4").data)
+            file.write(np.ascontiguousarray(block, dtype).data)
 
 
 def prune(workdir: Path, keep: Collection[int | None]) -> None:
