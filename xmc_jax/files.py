@@ -30,7 +30,8 @@ from typing import IO, Any
 
 _BLOCK_BYTES = 1 << 22
 _STALE_SECONDS = 6 * 3600  # frozen layers may be at one part of a store for an hour
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_UNNAMED = (*_NO_ROOM, errno.EFBIG, errno.EPIPE)
 
 
 class WriteError(OSError):
@@ -55,8 +56,8 @@ def cache_folder() -> Path:
 
 def remedy(error: OSError) -> str:
     """What to do where something could not be written; NumPy gives a short write no number."""
-    full = error.errno in (None, errno.ENOSPC, errno.EDQUOT)
-    return "Free some space there" if full else "Make it writable"
+    no_room = error.errno in (None, *_NO_ROOM)
+    return "Free some space there" if no_room else "Make it writable"
 
 
 @contextlib.contextmanager
@@ -85,12 +86,14 @@ def naming(path: str | os.PathLike[str], advice: str = "") -> Iterator[None]:
         raise
     except OSError as error:
         # NumPy gives a number of bytes, and no reason.
-        if error.errno not in _FULL and "written" not in str(error):
+        if error.errno not in _UNNAMED and "written" not in str(error):
             raise
         raise _unwritten(path, error, advice) from error
 
 
 def _unwritten(path: str | os.PathLike[str], error: OSError, advice: str = "") -> WriteError:
+    if error.errno in _NO_ROOM and not advice:
+        advice = f"{remedy(error)}."
     wrong = WriteError(f"{path} cannot be written: {error.strerror or error}. {advice}".rstrip())
     wrong.errno = error.errno
     return wrong
@@ -138,8 +141,9 @@ def replacing_path(path: str | os.PathLike[str], *, shared: bool = False) -> Ite
     if shared:
         remove_stale(path)
     temporary = _own_name(path) if shared else path.with_name(f"{path.name}.tmp")
+    lock = _locked(temporary, os.O_CREAT) if shared else contextlib.nullcontext()
     try:
-        with _locked(temporary, os.O_CREAT) if shared else contextlib.nullcontext():
+        with naming(path), lock:
             yield temporary
             _sync(temporary)
         with contextlib.suppress(OSError):  # there is none yet
