@@ -319,6 +319,8 @@ def _describe(path: Path, missing: list[str]) -> str:
     if missing:
         return missing[0]
     names = sorted(entry.name for entry in path.iterdir())
+    if {"train.txt", "train_offsets.npy"} <= set(names):
+        return "a prepared data set without dataset.json (prepare it again)"
     if {"train.txt", "Yf.txt"} <= set(names):
         return "a bag-of-words download, which has no texts (take the raw text one)"
     if not names:
