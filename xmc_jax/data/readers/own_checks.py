@@ -24,7 +24,7 @@ _SEPARATORS = (
     *(" - ", " \u2013 ", " \u2014 "),
 )
 _CELLS_SHARE, _PARTS_SHARE = 0.2, 0.85
-_SAMPLE_ROWS = 10_000
+_SAMPLE_ROWS, _FEWER_ROWS = 10_000, 1_000
 _LONG_FORM = 50  # rows of a text, at most
 _LONGER = 1.5  # texts than labels, on average, where columns look swapped
 _NAME = re.compile(r"[^\W\d_]\w*([ _-]\w+){0,2}")
@@ -103,7 +103,7 @@ def _look_swapped(rows: OwnRows) -> bool:
     runs = 1 + sum(one != other for one, other in itertools.pairwise(texts))
     if runs < 0.7 * len(texts) and len(texts) <= _LONG_FORM * runs:
         return False
-    cells = collections.Counter(texts)
+    cells = collections.Counter(texts[:_FEWER_ROWS])
     names, counts = list(cells), np.array(list(cells.values()))
     marks = ["|", *(mark for mark in _SEPARATORS if _separates(mark, names, counts))]
     between = re.compile("|".join(map(re.escape, marks)))
