@@ -89,6 +89,18 @@ def test_a_separator_that_was_not_named_is_refused_with_the_flag_that_reads_it(
     assert len(kept.label_texts) == len({mark.join(labels).strip() for _, labels in ROWS})
 
 
+def test_a_separator_is_seen_in_all_files_together(tmp_path):
+    """In each alone no part recurs; one never does."""
+    train = ["red apple > old apple", "small river > loud river", "new castle > old castle"]
+    test = ["old apple > small river", "loud river > red apple", "new castle"]
+    for name, cells in (("train.tsv", train), ("test.tsv", test)):
+        write(tmp_path / name, "".join(f"{name} {cell}\t{cell}\n" for cell in cells))
+    with pytest.raises(formats.DataError, match=r"train\.tsv, line 1: .* --separator=' > '"):
+        formats.load(tmp_path)
+    (tmp_path / "test.tsv").unlink()
+    assert len(formats.load(tmp_path / "train.tsv").label_texts) == len(train)
+
+
 @pytest.mark.parametrize(
     "join",
     [

@@ -23,7 +23,7 @@ _SEPARATORS = (
     *",;/>:+~^#*$\\\t、»→•·・\uff0c\uff1b\uff5c\u203a",
     *(" - ", " \u2013 ", " \u2014 "),
 )
-_CELLS_SHARE, _PARTS_SHARE = 0.2, 0.85
+_CELLS_SHARE, _PARTS_SHARE = 0.2, 0.8
 _SAMPLE_ROWS, _FEWER_ROWS = 10_000, 1_000
 _LONG_FORM = 50  # rows of a text, at most
 _LONGER = 1.5  # texts than labels, on average, where columns look swapped
@@ -117,25 +117,34 @@ def _mean_length(texts: Sequence[str]) -> float:
     return sum(map(len, texts)) / len(texts)
 
 
-def check_separator(rows: OwnRows, reading: Reading) -> None:
+def check_separator(files: Sequence[OwnRows], reading: Reading) -> None:
     """Refuses cells that hold several labels each, as one label; for files where none has two.
 
     Raises:
       DataError: with the separators it could be, and the switch.
     """
-    if reading.separator or not len(rows.codes):
+    if reading.separator:
         return
-    counts = np.bincount(rows.codes, minlength=len(rows.names))
-    names = [str(name) for name in rows.names]
+    cells: collections.Counter[str] = collections.Counter()
+    for rows in files:  # of all, so that what a few rows have in common is seen
+        counts = np.bincount(rows.codes, minlength=len(rows.names))
+        for name, count in zip(rows.names, counts.tolist()):
+            cells[str(name)] += count
+    names, counts = list(cells), np.array(list(cells.values()))
     possible = [mark for mark in _SEPARATORS if _separates(mark, names, counts)]
     if not possible:
         return
-    first = next(i for i, name in enumerate(names) if possible[0] in name)
+    path, line, name = next(
+        (rows.path, int(line), str(name))
+        for rows in files
+        for name, line in zip(rows.names, rows.first_lines)
+        if possible[0] in str(name)
+    )
     flags = " or ".join(f"--separator={_as_flag(mark, names)}" for mark in possible)
     raise problem(
-        rows.path,
-        int(rows.first_lines[first]),
-        f"label {names[first][:80]!r}, whose parts recur in other labels, and no row with two",
+        path,
+        line,
+        f"label {name[:80]!r}, whose parts recur in other labels, and no row with two",
         "| between labels",
         f"Say what stands between them: {flags}; {_AS_IT_IS}.",
     )
