@@ -331,6 +331,7 @@ TOPICS = {
     "evaluation": Topic("Ranking and evaluation"),
     "speed": Topic("Speed"),
     "memory_and_scale": Topic("Memory and scale", (_from(scale_amazontitles13m),)),
+    "faults": Topic("Real files and faults"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import damage
 import pytest
 
 from xmc_jax import files
+from xmc_jax.data import texts as text_files
 
 
 def names(folder: Path) -> set[str]:
@@ -116,6 +118,18 @@ def test_a_published_folder(tmp_path):
         publish(tmp_path / "file" / "x"),
     ):
         pass
+
+
+@pytest.mark.parametrize("write", [publish, files.replacing_folder])
+def test_folders_that_were_made_for_nothing_go_again(tmp_path, write):
+    (tmp_path / "old").mkdir()
+    with pytest.raises(KeyboardInterrupt), write(tmp_path / "old" / "new" / "deep" / "made"):
+        raise KeyboardInterrupt
+    assert names(tmp_path) == {"old"} and names(tmp_path / "old") == set()
+    with pytest.raises(KeyboardInterrupt), write(tmp_path / "new" / "deep" / "made"):
+        (tmp_path / "new" / "another's").touch()
+        raise KeyboardInterrupt
+    assert names(tmp_path / "new") == {"another's"}
 
 
 def test_another_process_finishes_first(tmp_path):
@@ -230,6 +244,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from xmc_jax import files
+from xmc_jax.data import texts as text_files
 with getattr(files, sys.argv[1])(sys.argv[2]) as made:
     (Path(made.name) if hasattr(made, "write") else made / "part").write_text("half")
     print("ready", flush=True)
@@ -312,6 +327,7 @@ def test_a_pipe_is_written_into(tmp_path):
 FULL = """
 import sys, numpy as np
 from xmc_jax import files
+from xmc_jax.data import texts as text_files
 for kind in sys.argv[2:]:
     try:
         if kind == "file":
@@ -326,6 +342,20 @@ for kind in sys.argv[2:]:
     except files.WriteError as error:
         print(error)
 """
+
+
+def test_a_full_disk_is_named_with_what_to_do(small_disk):
+    path = small_disk.folder / "x"
+    with contextlib.suppress(OSError):
+        (small_disk.folder / "rest").write_bytes(bytes(1 << 20))
+    for write in (
+        lambda: files.write_json(path, ["a" * 9000]),
+        lambda: text_files.write_lines(path, ["a" * 9000]),
+    ):
+        with pytest.raises(OSError) as error:
+            write()
+        expected = f"{path} cannot be written: No space left on device. Free some space there."
+        assert str(error.value) == expected and names(small_disk.folder) == {"rest"}
 
 
 def test_a_full_disk_is_named(tmp_path):

@@ -155,7 +155,7 @@ def test_prediction_of_files_that_cannot_be_read(trained, tmp_path):
         out = tmp_path / "out"
         done = tiny.run("predict", f"--workdir={trained}", f"--output={out}", *arguments)
         assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
-        assert not out.exists()
+        assert [*tmp_path.iterdir()] == [tmp_path / "old"] and not [*(tmp_path / "old").iterdir()]
     done = tiny.run("predict", f"--workdir={trained}", f"--input={wide}", "--text_column=2")
     assert done.returncode == 0 and texts_of(done.stdout) == TEXTS
     done = tiny.run("predict", f"--workdir={trained}", f"--input={latin}", "--encoding=cp1252")
@@ -165,7 +165,8 @@ def test_prediction_of_files_that_cannot_be_read(trained, tmp_path):
 
 
 def test_refusals_by_the_binary_leave_nothing(odd, tmp_path):
-    out = tmp_path / "out"
+    (tmp_path / "old").mkdir()
+    out = tmp_path / "old" / "new" / "deep" / "out"
     for flags, said in (
         (FLAGS[1:3], "points.csv, line 2: found byte 0xe9, and 150 of 151 lines"),
         (FLAGS[3:], "points.csv, line 1: found 3 columns (sku, words, what)"),
@@ -175,4 +176,4 @@ def test_refusals_by_the_binary_leave_nothing(odd, tmp_path):
     ):
         done = tiny.run("prepare", f"--input={odd}", f"--output={out}", *flags)
         assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
-        assert not out.exists()
+        assert [*tmp_path.iterdir()] == [tmp_path / "old"] and not [*(tmp_path / "old").iterdir()]

@@ -372,7 +372,8 @@ def test_a_device_stays_a_device(model, written, devices):
     process = written(full)
     _, err = process.communicate()
     assert process.returncode == 1 and full.is_char_device()
-    assert err.splitlines()[-1] == f"{full} cannot be written: No space left on device."
+    said = "cannot be written: No space left on device. Free some space there."
+    assert err.splitlines()[-1] == f"{full} {said}"
 
 
 @pytest.mark.parametrize(

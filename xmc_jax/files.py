@@ -30,7 +30,8 @@ from typing import IO, Any
 
 _BLOCK_BYTES = 1 << 22
 _STALE_SECONDS = 6 * 3600  # frozen layers may be at one part of a store for an hour
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_UNNAMED = (*_NO_ROOM, errno.EFBIG, errno.EPIPE)
 
 
 class WriteError(OSError):
@@ -53,6 +54,25 @@ def cache_folder() -> Path:
     return Path(folder)
 
 
+def remedy(error: OSError) -> str:
+    """What to do where something could not be written; NumPy gives a short write no number."""
+    no_room = error.errno in (None, *_NO_ROOM)
+    return "Free some space there" if no_room else "Make it writable"
+
+
+@contextlib.contextmanager
+def removing_new_parents(path: Path) -> Iterator[None]:
+    """If it fails, remove the folders above a path that were not there before; they are empty."""
+    new = [folder for folder in path.parents if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        for folder in new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str], advice: str = "") -> Iterator[None]:
     """Say what was being written when the disk got full or a reader left: the system does not.
@@ -66,12 +86,14 @@ def naming(path: str | os.PathLike[str], advice: str = "") -> Iterator[None]:
         raise
     except OSError as error:
         # NumPy gives a number of bytes, and no reason.
-        if error.errno not in _FULL and "written" not in str(error):
+        if error.errno not in _UNNAMED and "written" not in str(error):
             raise
         raise _unwritten(path, error, advice) from error
 
 
 def _unwritten(path: str | os.PathLike[str], error: OSError, advice: str = "") -> WriteError:
+    if error.errno in _NO_ROOM and not advice:
+        advice = f"{remedy(error)}."
     wrong = WriteError(f"{path} cannot be written: {error.strerror or error}. {advice}".rstrip())
     wrong.errno = error.errno
     return wrong
@@ -119,8 +141,9 @@ def replacing_path(path: str | os.PathLike[str], *, shared: bool = False) -> Ite
     if shared:
         remove_stale(path)
     temporary = _own_name(path) if shared else path.with_name(f"{path.name}.tmp")
+    lock = _locked(temporary, os.O_CREAT) if shared else contextlib.nullcontext()
     try:
-        with _locked(temporary, os.O_CREAT) if shared else contextlib.nullcontext():
+        with naming(path), lock:
             yield temporary
             _sync(temporary)
         with contextlib.suppress(OSError):  # there is none yet
@@ -267,16 +290,17 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = _followed(path)
     temporary = path.with_name(f"{path.name}.tmp")
     remove(temporary)  # a kill left it
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        _sync_all(temporary)
-        remove(path)
-        os.rename(temporary, path)
-        _sync_names(path.parent)
-    except BaseException:
-        remove(temporary)
-        raise
+    with removing_new_parents(temporary):
+        try:
+            temporary.mkdir(parents=True)
+            yield temporary
+            _sync_all(temporary)
+            remove(path)
+            os.rename(temporary, path)
+            _sync_names(path.parent)
+        except BaseException:
+            remove(temporary)
+            raise
 
 
 @contextlib.contextmanager
@@ -295,25 +319,27 @@ def publishing_folder(
     """
     path = _followed(path)
     temporary = _own_name(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_stale(path)
-        temporary.mkdir()
-    except OSError as error:
-        raise OSError(f"{path.parent} cannot be written to ({error.strerror}). {advice}") from error
-    try:
-        with naming(path.parent, advice), _locked(temporary):
-            yield temporary
-            _sync_all(temporary)
+    with removing_new_parents(path):
         try:
-            os.rename(temporary, path)
-        except OSError:
-            if not whole(path):
-                raise
-            logging.info("%s was written by another process meanwhile", path)
-        _sync_names(path.parent)
-    finally:
-        remove(temporary)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            remove_stale(path)
+            temporary.mkdir()
+        except OSError as error:
+            reason = f"{path.parent} cannot be written to ({error.strerror}). {advice}"
+            raise OSError(reason) from error
+        try:
+            with naming(path.parent, advice), _locked(temporary):
+                yield temporary
+                _sync_all(temporary)
+            try:
+                os.rename(temporary, path)
+            except OSError:
+                if not whole(path):
+                    raise
+                logging.info("%s was written by another process meanwhile", path)
+            _sync_names(path.parent)
+        finally:
+            remove(temporary)
 
 
 def set_aside(path: Path, suffix: str) -> None:

@@ -1,6 +1,7 @@
 """Mutated inputs of `xmc_jax.prepare`, each in a process of its own that never loads JAX.
 
-python -m tests.faults.inputs --cases=5000 --seed=0 [--root=CHECKOUT] [--case=N --keep=FOLDER]
+python -m tests.faults.inputs --cases=5000 --seed=0 [--cover] [--root=CHECKOUT]
+python -m tests.faults.inputs --case=N --seed=0 [--keep=FOLDER]
 
 A case is poor if it ends in a traceback, a signal or a message without a place, if it leaves
 anything half-written, or if what was accepted is not what stands in the files. The last line is
@@ -14,6 +15,7 @@ import collections
 import contextlib
 import dataclasses
 import importlib
+import itertools
 import json
 import os
 import re
@@ -23,7 +25,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -261,7 +263,21 @@ def make(seed: int, number: int) -> Case:
     return mutations.make_case(bases.make(layouts[number % len(layouts)], rng), rng)
 
 
-def campaign(seed: int, numbers: range) -> Iterator[tuple[int, Case, str, str]]:
+def covering(seed: int, cases: int) -> list[int]:
+    """The first cases, and later ones that have a layout or a mutation which none before has."""
+    missing, numbers = {*bases.LAYOUTS, *mutations.MUTATIONS}, []
+    for number in itertools.count():
+        if number >= cases and not missing:
+            return numbers
+        case = make(seed, number)
+        has = {case.base.layout, *(name.partition(" (")[0] for name in case.names)}
+        if number < cases or has & missing:
+            numbers.append(number)
+        missing -= has
+    raise AssertionError
+
+
+def campaign(seed: int, numbers: Sequence[int]) -> Iterator[tuple[int, Case, str, str]]:
     """Runs cases one after the other; `load_package` comes first."""
     for number in numbers:
         case = make(seed, number)
@@ -278,6 +294,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[2])
+    parser.add_argument("--cover", action="store_true", help="every layout and mutation, too")
     parser.add_argument("--case", type=int, help="only this one")
     parser.add_argument("--keep", type=Path, help="write the files of --case here, run nothing")
     options = parser.parse_args()
@@ -288,7 +305,9 @@ def main() -> None:
         return
     load_package(options.root.resolve())
     one = options.case is not None
-    numbers = range(options.case, options.case + 1) if one else range(options.cases)
+    numbers: Sequence[int] = [options.case] if one else range(options.cases)
+    if options.cover and not one:
+        numbers = covering(options.seed, options.cases)
     classes: collections.Counter[str] = collections.Counter()
     started = time.monotonic()
     for number, case, kind, shown in campaign(options.seed, numbers):

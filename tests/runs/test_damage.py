@@ -14,6 +14,7 @@ import tiny
 
 from xmc_jax import predictor
 from xmc_jax.runs import launch, open_runs
+from xmc_jax.systems.unidec.system import UniDECSystem
 from xmc_jax.training import checkpoints, loop, workdir
 from xmc_jax.training.loop import TrainingError
 
@@ -136,14 +137,37 @@ def test_training_goes_back_to_before_a_damaged_refresh(
     assert_same_end(folder, trained)
 
 
-def test_without_a_checkpoint_before_it_says_what_to_remove(config, trained, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["order.npy", "info.json", ""])
+def test_the_first_refresh_is_made_again(config, trained, tmp_path, monkeypatch, caplog, name):
+    """No checkpoint is before it, but the state it came of is known."""
     folder = tmp_path / "run"
     stopped(config, folder, 3, monkeypatch)
-    damage.swap(folder / "refresh" / "0" / "order.npy")
-    for _ in range(2):  # nothing is changed by it
-        with pytest.raises(checkpoints.CheckpointError, match=r"order\.npy: found other") as error:
-            launch.start(config, folder)
-        assert f"{folder / 'checkpoints'}" in str(error.value) and "remove" in str(error.value)
+    path = folder / "refresh" / "0" / name
+    damage.flip(path) if name else shutil.rmtree(path)
+    with caplog.at_level("INFO", "absl"):
+        launch.start(config, folder)
+    assert f"{path}" in caplog.text and "the refresh is made again" in caplog.text
+    assert "from step 3 of" in caplog.text
+    assert_same_end(folder, trained)
+
+
+def test_a_first_refresh_that_comes_out_otherwise(config, trained, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    stopped(config, folder, 3, monkeypatch)
+    damage.flip(folder / "refresh" / "0" / "order.npy")
+    write = UniDECSystem.write_refresh
+
+    def another(system, folder, *arguments):
+        facts = write(system, folder, *arguments)
+        damage.swap(folder / "order.npy")
+        return facts
+
+    with monkeypatch.context() as patch:
+        patch.setattr(UniDECSystem, "write_refresh", another)
+        for _ in range(2):  # nothing is changed by it
+            with pytest.raises(workdir.WorkdirError, match=r"order\.npy: found other") as error:
+                launch.start(config, folder)
+            assert f"remove {folder / 'checkpoints'}" in str(error.value)
     shutil.rmtree(folder / "checkpoints")
     launch.start(config, folder)
     assert_same_end(folder, trained)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -195,3 +197,18 @@ def test_settings_are_checked(own_data, tmp_path):
         with pytest.raises(ValueError, match=message):
             launch.start(tiny.config(own_data, **{**WITH, **change}), tmp_path / "run")
     assert retrieval_choice.grid(("points",))[0] == Setting()
+
+
+def test_a_full_disk_where_retrieval_is_kept(own_data, fixed, small_disk):
+    config = tiny.config(own_data, **FIXED)
+    folder = Path(shutil.copytree(fixed[0], small_disk.folder / "run"))
+    shutil.rmtree(folder / "retrieval")
+    with contextlib.suppress(OSError):
+        (small_disk.folder / "rest").write_bytes(bytes(1 << 20))
+    os.truncate(small_disk.folder / "rest", (small_disk.folder / "rest").stat().st_size - 16384)
+    expected = rf"{folder / 'retrieval'} cannot be written: No space left .*Free some space there"
+    with pytest.raises(OSError, match=expected):
+        launch.start(config, folder)
+    assert not list(folder.glob("retrieval*"))
+    (small_disk.folder / "rest").unlink()
+    assert launch.start(config, folder)["heads"] == fixed[1]["heads"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import numpy as np
@@ -42,3 +43,18 @@ def test_full_disk_in_the_log_names_the_file(tmp_path, devices):
     log._file = open(devices / "full", "w", buffering=1)
     with pytest.raises(OSError, match=r"metrics\.jsonl: step 7 could not be logged \(No space"):
         log.write(7, loss=1.0)
+
+
+def test_a_log_that_cannot_be_opened_names_the_file(tmp_path, small_disk):
+    log = MetricsLog(small_disk.folder, 0)
+    log.write(1, loss=1.0)
+    log.close()
+    (small_disk.folder / "rest").write_bytes(bytes((1 << 20) - 4096 * 2))
+    with contextlib.suppress(OSError):
+        (small_disk.folder / "last").write_bytes(bytes(1 << 20))
+    with pytest.raises(OSError, match=r"metrics\.jsonl: step 1 .*No space left.*Free some space"):
+        MetricsLog(small_disk.folder, 1)
+    assert (small_disk.folder / "metrics.jsonl").read_text() == '{"step": 1, "loss": 1.0}\n'
+    small_disk.remount("ro")
+    with pytest.raises(OSError, match=r"metrics\.jsonl: .*Read-only file system.*Make it writable"):
+        MetricsLog(small_disk.folder, 1)

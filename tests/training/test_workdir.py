@@ -193,3 +193,18 @@ def test_versions_and_flatten():
     found = workdir.versions()
     assert {"python", "jax", "numpy", "xmc_jax"} <= found.keys()
     assert workdir.flatten({"a": {"b": {"c": 1}}, "d": 2}) == {"a.b.c": 1, "d": 2}
+
+
+def test_folders_above_a_run_that_never_began_go_with_it(tmp_path):
+    folder = tmp_path / "new" / "deep" / "run"
+    with pytest.raises(ValueError), workdir.held(folder):
+        workdir.claim(folder, {})
+        workdir.discard(folder)
+        raise ValueError
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError), workdir.held(folder):
+        workdir.claim(folder, {})
+        workdir.begin(folder, {"config": {}, "epochs": 1})
+        workdir.discard(folder)
+        raise ValueError
+    assert (folder / "meta.json").exists()

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 from flax import traverse_util
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from xmc_jax import files
@@ -113,6 +113,9 @@ def save_encoder(folder: str | Path, encoder: TransformerEncoder, params: Params
       folder: made if need be; files of the same names are replaced.
       encoder: its shape and pooling are written.
       params: its parameters; written as float32.
+
+    Raises:
+      OSError: the disk is full or read-only; no half-written file is left.
     """
     folder = Path(folder)
     (folder / "1_Pooling").mkdir(parents=True, exist_ok=True)
@@ -123,7 +126,10 @@ def save_encoder(folder: str | Path, encoder: TransformerEncoder, params: Params
             value = np.split(value, part[1], axis=-1)[part[0]]
         tensors[name] = np.ascontiguousarray(value.T if path[-1] == "kernel" else value)
     with files.replacing_path(folder / WEIGHTS) as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt"})
+        try:
+            save_file(tensors, temporary, metadata={"format": "pt"})
+        except SafetensorError as error:  # a full disk is one
+            raise OSError(f"{folder / WEIGHTS} cannot be written: {error}") from error
     _write_json(folder / "config.json", encoder.config.to_huggingface())
     _write_json(folder / "modules.json", _SENTENCE_TRANSFORMERS_MODULES)
     modes = {f"pooling_mode_{k}": encoder.pooling == v for k, v in _POOLING_MODES.items()}

@@ -23,7 +23,8 @@ def take_tokenizer(source: Path, folder: Path) -> None:
     """
     if problem := workdir.damage(source, workdir.read_meta(source), "tokenizer"):
         raise workdir.WorkdirError(f"config.init_from={source}: {problem}")
-    with files.replacing_folder(folder / "tokenizer") as temporary:
+    target = folder / "tokenizer"
+    with files.naming(target), files.replacing_folder(target) as temporary:
         shutil.copytree(source / "tokenizer", temporary, dirs_exist_ok=True)
 
 

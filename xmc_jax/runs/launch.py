@@ -23,7 +23,7 @@ from xmc_jax.data.summaries import summary
 from xmc_jax.metrics.propensity import label_frequency
 from xmc_jax.runs import device_memory, initial, open_runs, settings
 from xmc_jax.systems import upgrades
-from xmc_jax.training import checkpoints, training_data, workdir
+from xmc_jax.training import checkpoints, refresh, training_data, workdir
 from xmc_jax.training.loop import Run, TrainingError, train
 
 
@@ -99,6 +99,7 @@ def _start(config: ConfigDict, folder: Path, overrides: Collection[str] | None) 
         workdir.discard(folder)
         raise
     run = begun.run
+    _mend_first_refresh(begun)
     shapes = device_memory.state_shapes(run)
     restored = checkpoints.restore_latest(folder, shapes, lacking=run.lacking)
     info: dict[str, Any] = {}
@@ -118,6 +119,35 @@ def _start(config: ConfigDict, folder: Path, overrides: Collection[str] | None) 
         return {}
     split = "test" if run.data.test else "held_out"
     return open_runs.evaluate_run(opened, split=split, ranker=ranker)
+
+
+def _mend_first_refresh(begun: Start) -> None:
+    """Make refresh 0 again where it is damaged and a checkpoint needs it: its state is known.
+
+    Raises:
+      WorkdirError: another one came out.
+    """
+    run, saved = begun.run, checkpoints.steps(begun.run.folder)
+    if 0 not in map(run.reads, saved) or begun.config.get("init_from"):
+        return
+    problem = refresh.damage(run.folder, 0)
+    if problem is None:
+        return
+    logging.warning("%s: the refresh is made again", problem)
+    state = run.system.first_state(run.data, begun.weights)
+    written = refresh.checksums(run.folder, 0)
+
+    def make(folder: Path) -> dict[str, Any]:
+        facts = run.system.write_refresh(folder, 0, run.data, state)
+        if written not in ({}, files.checksums(folder)):
+            raise workdir.WorkdirError(
+                f"{problem}, and another refresh came out when it was made again: what it is made "
+                "of has changed, such as a library or a pretrained model. To train from the "
+                f"beginning, remove {run.folder / 'checkpoints'}, or choose another --workdir."
+            )
+        return facts
+
+    refresh.write(run.folder, 0, make)
 
 
 def prepare(config: ConfigDict, folder: Path, meta: dict[str, Any] | None) -> Start:

@@ -11,6 +11,7 @@ labels/labels.*.npy           their Gandalf targets, [L, L] as CSR
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from xmc_jax.data.graph import label_graph
 from xmc_jax.data.graph.gandalf import gandalf_targets
 from xmc_jax.data.search.keys import Keys
 from xmc_jax.metrics.propensity import inverse_propensity
-from xmc_jax.training import checkpoints, retrieval_choice, training_data
+from xmc_jax.training import checkpoints, refresh, retrieval_choice, training_data
 from xmc_jax.training.options import RetrievalOptions, TrainingOptions
 from xmc_jax.training.retrieval import RetrievalRanker, Setting
 
@@ -36,6 +37,7 @@ FORMAT = 1
 LEAST = 0.1  # weight of the points where there are remembered ones and retrieval was not chosen
 DELTA, TARGETS = 0.1, 100  # of the label graph: threshold, and most targets of a label
 _BLOCK = 1 << 16  # texts embedded at once
+_ADVICE = "Free some space there, then run the same command again."
 
 
 class Owner(NamedTuple):
@@ -153,7 +155,7 @@ def make(
         return ranker(owner, base)
     except (OSError, ValueError, KeyError, TypeError):
         started = time.perf_counter()
-    with files.replacing_folder(folder) as temporary:
+    with files.naming(folder, _ADVICE), files.replacing_folder(folder) as temporary:
         setting, facts = _fixed(options), {}
         if setting is None and data.held_out is None:
             logging.info(
@@ -271,17 +273,13 @@ def _write_part(
     folder: Path, base: Ranker, tokens: Tokens, rows: np.ndarray, labels: csr_matrix
 ) -> None:
     folder.mkdir()
-    head, vectors = base.heads[0], None
-    for start in range(0, len(rows), _BLOCK):
-        some = rows[start : start + _BLOCK]
-        keys = base.key_vectors(base.query_vectors(tokens, some, head), head)
-        if vectors is None:
-            shape = len(rows), keys.shape[1]
-            path = folder / "vectors.npy"
-            vectors = np.lib.format.open_memmap(path, "w+", np.float16, shape)
-        vectors[start : start + len(some)] = keys
-    if vectors is not None:
-        vectors.flush()
+    head = base.heads[0]
+    some = (rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK))
+    blocks = (base.key_vectors(base.query_vectors(tokens, block, head), head) for block in some)
+    first = next(blocks, None)
+    if first is not None:
+        shape = len(rows), first.shape[1]
+        refresh.write_blocks(folder / "vectors.npy", itertools.chain([first], blocks), shape, "<f2")
     for name in ("data", "indices", "indptr"):
         np.save(folder / f"labels.{name}.npy", getattr(labels, name))
 

@@ -12,7 +12,6 @@ checksums of what is read where it is read.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -96,8 +95,7 @@ def _reason(error: Exception) -> tuple[str, str]:
         code = int(of_tensorstore[1])
     if code is None:
         return _first_line(error), "Mend that"
-    advice = "Free some space there" if code in (errno.ENOSPC, errno.EDQUOT) else "Make it writable"
-    return os.strerror(code), advice
+    return os.strerror(code), files.remedy(OSError(code, ""))
 
 
 def steps(workdir: Path) -> list[int]:

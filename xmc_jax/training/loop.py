@@ -74,13 +74,18 @@ class Run:
             self._steps[stage.trains] = CompiledStep(self.system.make_step(stage.trains))
         return self._steps[stage.trains]
 
-    def lacking(self, step: int) -> str | None:
-        """What the run would need to go on exactly from a checkpoint, and does not have."""
+    def reads(self, step: int) -> int | None:
+        """The epoch whose refresh the run must have to go on exactly from a checkpoint."""
         per_epoch = self.source.shapes.steps
         due = refresh.due(self.options, self.stages, step // per_epoch)
         if due is None or step in (due * per_epoch, self.total_steps):
             return None  # it needs none, or makes it from this very state
-        return refresh.damage(self.folder, due)
+        return due
+
+    def lacking(self, step: int) -> str | None:
+        """What the run would need to go on exactly from a checkpoint, and does not have."""
+        due = self.reads(step)
+        return None if due is None else refresh.damage(self.folder, due)
 
     @property
     def num_compiled(self) -> int:

@@ -83,11 +83,23 @@ def damage(workdir: Path, epoch: int) -> str | None:
     if not folder.exists():
         return f"{folder} is missing"
     try:
-        record = files.read_record(folder / "info.json").get("files", {})
+        record = _read_checksums(folder)
     except (OSError, ValueError) as error:
         return f"{folder / 'info.json'} cannot be read: {error}"
     problem = files.damage(folder, record)
     return None if problem is None else str(folder / problem)
+
+
+def checksums(workdir: Path, epoch: int) -> dict[str, Any]:
+    """Those of the arrays of a refresh as they were written; ``{}`` if they cannot be read."""
+    try:
+        return _read_checksums(workdir / FOLDER / str(epoch))
+    except (OSError, ValueError):
+        return {}
+
+
+def _read_checksums(folder: Path) -> dict[str, Any]:
+    return files.read_record(folder / "info.json").get("files", {})
 
 
 def load(workdir: Path, epoch: int) -> Refresh | None:
@@ -114,21 +126,23 @@ def write(workdir: Path, epoch: int, make: Callable[[Path], dict[str, Any]]) -> 
     except OSError as error:
         raise OSError(
             f"{target}: the refresh before epoch {epoch} could not be written "
-            f"({error.strerror or error}). Free some space, then run the same command again to "
-            "continue."
+            f"({error.strerror or error}). {files.remedy(error)}, then run the same command again "
+            "to continue."
         ) from error
     logging.info("refresh before epoch %d: %s", epoch, facts)
     return Refresh(target)
 
 
-def write_blocks(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> None:
-    """Write int32 blocks of rows as one ``.npy`` file of that shape."""
+def write_blocks(
+    path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...], dtype: str = "<i4"
+) -> None:
+    """Write blocks of rows as one ``.npy`` file of that shape."""
     # Written as a stream: in a memory map a full disk would be a SIGBUS, not an error.
     with open(path, "wb") as file:
-        header = {"descr": "<i4", "fortran_order": False, "shape": shape}
+        header = {"descr": dtype, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:
-            file.write(np.ascontiguousarray(block, "<i4").data)
+            file.write(np.ascontiguousarray(block, dtype).data)
 
 
 def prune(workdir: Path, keep: Collection[int | None]) -> None:

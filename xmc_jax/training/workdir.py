@@ -136,24 +136,25 @@ def held(workdir: Path) -> Iterator[None]:
     Raises:
       WorkdirError: it cannot be made, or another process trains there.
     """
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        folder = os.open(workdir, os.O_RDONLY)
-    except OSError as error:
-        raise _unwritable(workdir, error) from error
-    try:
+    with files.removing_new_parents(workdir):
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise WorkdirError(
-                f"{workdir}: another process is training there. Wait for its end, or choose "
-                "another --workdir."
-            ) from error
-        except OSError:  # a file system without locks
-            logging.warning("%s cannot be locked: start no second run there", workdir)
-        yield
-    finally:
-        os.close(folder)
+            workdir.mkdir(parents=True, exist_ok=True)
+            folder = os.open(workdir, os.O_RDONLY)
+        except OSError as error:
+            raise _unwritable(workdir, error) from error
+        try:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise WorkdirError(
+                    f"{workdir}: another process is training there. Wait for its end, or choose "
+                    "another --workdir."
+                ) from error
+            except OSError:  # a file system without locks
+                logging.warning("%s cannot be locked: start no second run there", workdir)
+            yield
+        finally:
+            os.close(folder)
 
 
 def _unwritable(workdir: Path, error: OSError) -> WorkdirError:

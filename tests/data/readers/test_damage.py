@@ -35,6 +35,7 @@ def row(**changes):
         (row(target_rel=True), r"target_rel True; expected"),
         (row(target_rel=[True]), r"target_rel \[True\]; expected"),
         (row(target_rel=["1"]), r"target_rel \['1'\]; expected"),
+        (row(target_rel=[float("nan")]), r"target_rel \[nan\]; expected a list of numbers"),
         (row(target_rel={"0": 1}), r"target_rel \{'0': 1\}; expected"),
         (row(target_ind=[True]), r"target_ind \[True\]; expected a list of label ids"),
         (row(target_ind=[0.9]), r"target_ind \[0\.9\]; expected"),
@@ -77,6 +78,8 @@ def test_json_that_would_break_the_reader(tmp_path, text):
     [
         ("4 4\n0_1:1\n\n\n\n", r"line 2: found '0_1:1'; expected 'id:value' with a whole number"),
         ("4 4\n0:1_0\n\n\n\n", r"line 2: found '0:1_0'"),
+        ("4 4\n0:nan\n\n\n\n", r"line 2: found '0:nan'; .* a number behind it"),
+        ("4 4\n0:1 # x\n1:NaN\n\n\n", r"line 3: found '1:NaN'"),
         ("4 4\n0.9:1\n\n\n\n", r"line 2: found '0\.9:1'"),
         (f"4 4\n{'9' * 31}:1\n\n\n\n", r"line 2: found '9{31}:1'"),
         (f"4 4\n{'9' * 5000}:1\n\n\n\n", r"line 2: found '9{60}'"),
@@ -131,6 +134,7 @@ BAD_ARRAYS = {
     "no shape": dict(shape=None),
     "no format": dict(format=None),
     "unknown format": dict(format=np.array(b"lil")),
+    "values nan": dict(data=np.array([1, np.nan, 1, 1])),
     "text": dict(data=np.array(["a", "b", "c", "d"])),
     "complex": dict(data=np.ones(4, complex)),
     "objects": dict(data=np.array([{}, {}, {}, {}])),
@@ -232,7 +236,14 @@ def test_a_file_that_lost_its_compression_is_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("start", "found"),
-    [(b"PK\3\4", "a zip file"), (b"\xfd7zXZ\0", "an xz file"), (b"PAR1\x15", "a Parquet file")],
+    [
+        (b"PK\3\4", "a zip file"),
+        (b"\xfd7zXZ\0", "an xz file"),
+        (b"PAR1\x15", "a Parquet file"),
+        (gzip.compress(gzip.compress(b"a\tb\n")), "a gzip file within a gzip file"),
+        (gzip.compress(b"PK\3\4"), r"a zip file \(a spreadsheet is one\) within a gzip file"),
+        (gzip.compress(b"a.tsv" + bytes(252) + b"ustar"), "a tar archive within a gzip file"),
+    ],
 )
 @pytest.mark.parametrize("name", ["train.tsv", "train.csv", "train.jsonl", "labels.txt"])
 def test_other_formats_under_the_name_of_a_text_file(tmp_path, name, start, found):

@@ -153,7 +153,50 @@ def test_a_file_of_labels_or_test_rows_is_not_left_out_without_a_word(tmp_path, 
     with pytest.raises(formats.DataError, match=rf"{name}: found a file of .*{role}\.{ending}"):
         formats.load(tmp_path)
     write(tmp_path / right, "a label\ta label\n" if role == "test" else "a label\nanother\n")
+    if not name.endswith("zip"):  # it may hold the same
+        with pytest.raises(formats.DataError, match=rf"{right}: found {name} beside it"):
+            formats.load(tmp_path)
+        (tmp_path / name).unlink()
     assert len(formats.load(tmp_path).label_texts) == 1 + (role == "labels")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("train.tsv", "train.csv"),
+        ("train.jsonl", "train.tsv"),
+        ("train.tsv", "train.tsv.gz"),
+        ("train.tsv", "Train.TSV"),
+        ("test.jsonl", "test.tsv"),
+        ("test.csv", "test.txt"),
+        ("labels.txt", "labels.jsonl"),
+        ("labels.txt", "labels.csv"),
+    ],
+)
+def test_two_files_for_one_role_are_both_named(tmp_path, one, other):
+    for name in ("train.tsv", "labels.txt", one, other):
+        if name.partition(".")[0] != one.partition(".")[0] or name in (one, other):
+            write(tmp_path / name, "a\n" if name.startswith("labels") else "x\ta\n" * 9)
+    expected = rf"{one}: found {other} beside it; expected one file of .* Move away or rename"
+    with pytest.raises(formats.DataError, match=expected):
+        formats.ensure_canonical(tmp_path, text="title")
+    with pytest.raises(formats.DataError, match=expected):
+        formats.load(tmp_path)
+    if "labels" in one:
+        with pytest.raises(formats.DataError, match=expected):
+            formats.load(tmp_path / "train.tsv")
+    if one.endswith(("tsv", "txt")):
+        before = formats.load(tmp_path, reading=formats.Reading(version=1))  # a run of 6654296
+        assert list(before.label_texts) == ["a"]
+        (tmp_path / other).rename(tmp_path / f"old_{other}")
+        assert list(formats.load(tmp_path).label_texts) == ["a"]
+
+
+def test_files_of_another_use_or_folder_may_stand_beside(tmp_path):
+    for name in ("train.tsv", "raw/train.csv", "labels.txt.zip", "train.parquet", "test.py"):
+        write(tmp_path / name, "x\ta\n" * 9)
+    write(tmp_path / "labels.txt", "a\n")
+    assert list(formats.load(tmp_path).label_texts) == ["a"]
 
 
 def test_labels_beside_one_file_are_read_or_refused_and_test_rows_are_not_looked_for(tmp_path):

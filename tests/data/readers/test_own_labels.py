@@ -101,7 +101,7 @@ def test_ids_of_json_lines(tmp_path):
         }
 
 
-@pytest.mark.parametrize("header", ["label", "Labels", "name", "category"])
+@pytest.mark.parametrize("header", ["label", "Labels", "name", "category", "text"])
 @pytest.mark.parametrize("by", ["ids", "texts"])
 def test_a_header_is_no_label(tmp_path, header, by):
     write(tmp_path / "labels.txt", "\n".join([header, *TAGS]))
@@ -186,12 +186,25 @@ def test_ids_that_do_not_fit_are_refused(tmp_path, labels, names, expected):
         formats.load(tmp_path)
 
 
-def test_ids_that_may_count_from_1_are_named(tmp_path):
+@pytest.mark.parametrize(("name", "ids"), [("train.tsv", "1|2"), ("train.jsonl", [1, 2])])
+def test_ids_that_may_count_from_1_are_named(tmp_path, caplog, name, ids):
+    """The last label has no row, so nothing is out of range; nothing is shifted."""
     write(tmp_path / "labels.txt", "git\nsql\ncss\n")
-    write(tmp_path / "train.tsv", "".join(f"t{i}\t1|2\n" for i in range(9)))
-    assert "labels.txt: no row has id 0. Write each label as ID<TAB>TEXT" in str(
-        formats.load(tmp_path).notes
+    rows = [f"t{i}\t{ids}\n" for i in range(9)]
+    if name.endswith("jsonl"):
+        rows = [json.dumps({"text": f"t{i}", "labels": ids}) + "\n" for i in range(9)]
+    write(tmp_path / name, "".join(rows))
+    dataset = formats.load(tmp_path)
+    expected = (
+        "labels.txt: no row has id 0 ('git'), so it is a label without rows, or the ids count from "
+        "1 and every label is wrong. They were read as counting from 0: id 1 is line 2 ('sql'). If "
+        "that is wrong: Write each label as ID<TAB>TEXT"
     )
+    assert any(note.startswith(expected) for note in dataset.notes) and expected in caplog.text
+    assert labels_of(tmp_path)["t0"] == {"sql", "css"}
+    caplog.clear()
+    write(tmp_path / "labels.txt", "1\tgit\n2\tsql\n3\tcss\n")  # as it says
+    assert labels_of(tmp_path)["t0"] == {"git", "sql"} and not caplog.text
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import re
+from pathlib import Path
 
 import pytest
 from layout_files import write
@@ -88,6 +89,18 @@ def test_a_separator_that_was_not_named_is_refused_with_the_flag_that_reads_it(
     assert len(kept.label_texts) == len({mark.join(labels).strip() for _, labels in ROWS})
 
 
+def test_a_separator_is_seen_in_all_files_together(tmp_path):
+    """In each alone no part recurs; one never does."""
+    train = ["red apple > old apple", "small river > loud river", "new castle > old castle"]
+    test = ["old apple > small river", "loud river > red apple", "new castle"]
+    for name, cells in (("train.tsv", train), ("test.tsv", test)):
+        write(tmp_path / name, "".join(f"{name} {cell}\t{cell}\n" for cell in cells))
+    with pytest.raises(formats.DataError, match=r"train\.tsv, line 1: .* --separator=' > '"):
+        formats.load(tmp_path)
+    (tmp_path / "test.tsv").unlink()
+    assert len(formats.load(tmp_path / "train.tsv").label_texts) == len(train)
+
+
 @pytest.mark.parametrize(
     "join",
     [
@@ -137,18 +150,30 @@ def test_one_label_a_point_passes(tmp_path, labels):
     assert pairs(dataset) == set(rows)
 
 
-@pytest.mark.parametrize("count", [5, 20, 100, 500, 1_500])
-@pytest.mark.parametrize("form", ["first", "any", "long", "shuffled"])
-def test_cuts_of_real_data_with_one_label_a_point_pass(tmp_path, mini_folder, form, count):
-    """Labels of several words, with commas and colons; also rows of one text in the long form."""
+@pytest.fixture(scope="module")
+def real(mini_folder) -> dict[str, list[tuple[str, list[str]]]]:
+    """Points of the bundled data, and of a cut of the set that they are a part of."""
     mini = formats.load(mini_folder)
+    labels = [[mini.label_texts[i] for i in row.indices] for row in mini.train.labels]
+    cut = (Path(__file__).parent / "wordnet" / "points.tsv").read_text(encoding="utf-8")
+    fields = [line.split("\t") for line in cut.splitlines()]
+    return {
+        "mini": list(zip(mini.train.texts, labels)),
+        "wordnet": [(text, cell.split("|")) for text, cell in fields],
+    }
+
+
+@pytest.mark.parametrize("count", [5, 20, 100, 400])
+@pytest.mark.parametrize("form", ["first", "any", "long", "shuffled"])
+@pytest.mark.parametrize("source", ["mini", "wordnet"])
+def test_cuts_of_real_data_with_one_label_a_point_pass(tmp_path, real, source, form, count):
+    """Labels of several words, with commas and colons; also rows of one text in the long form."""
     rng = random.Random(count)
     cut = []
-    for row in sorted(rng.sample(range(len(mini.train)), count)):
-        labels = [mini.label_texts[i] for i in mini.train.labels[row].indices]
+    for text, labels in rng.sample(real[source], count):
         if form in ("first", "any") and labels:
             labels = [labels[0] if form == "first" else rng.choice(labels)]
-        cut += [(mini.train.texts[row], label) for label in labels]
+        cut += [(text, label) for label in labels]
     if form == "shuffled":
         rng.shuffle(cut)
     dataset = load(tmp_path / "a.tsv", "".join(f"{text}\t{label}\n" for text, label in cut))
@@ -192,6 +217,20 @@ def test_usual_names_are_known_in_every_format(tmp_path, names):
     assert pairs(load(tmp_path / "a.jsonl", jsonl(text, label))) == EXPECTED
     wide = "".join(f"{i}\t{'|'.join(labels)}\t{text}\n" for i, (text, labels) in enumerate(ROWS))
     assert pairs(load(tmp_path / "b.tsv", f"Id\t{label}\t{text}\n{wide}")) == EXPECTED
+
+
+@pytest.mark.parametrize("most", [1, 2])
+@pytest.mark.parametrize("seed", range(8))
+def test_swapped_columns_of_few_rows_are_named(tmp_path, seed, most):
+    """Texts that are hardly longer than their labels; no row has two, so rows could be merged."""
+    rng = random.Random(seed)
+    rows = []
+    for i in range(30):
+        first, second = rng.sample(["red", "old", "small", "loud"], 2)
+        topic = rng.choice(["apple", "river"])
+        labels = [f"{first} {topic}", f"{second} {topic}"][: rng.randint(1, most)]
+        rows.append(f"{'|'.join(labels)}\t{first} {topic} {second} n{i}x\n")
+    assert "--text_column=2 --label_column=1" in refused(tmp_path / "a.tsv", "".join(rows))
 
 
 def test_names_that_are_not_known(tmp_path):

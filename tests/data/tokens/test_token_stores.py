@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from xmc_jax import files
 from xmc_jax.data.tokens import token_stores
 from xmc_jax.data.tokens.tokenizer import load_tokenizer, save_tokenizer, train_wordpiece
 
@@ -290,8 +291,21 @@ def damage_cut_meta(store: Path) -> None:
     (store / "meta.json").write_text('{"num_texts": 6')
 
 
+def damage_a_word_of_meta(store: Path) -> None:
+    meta = (store / "meta.json").read_text()
+    (store / "meta.json").write_text(meta.replace('"uint16"', '"int16"'))
+
+
 @pytest.mark.parametrize(
-    "damage", [damage_cut_ids, damage_flip_a_bit, damage_offsets, damage_no_meta, damage_cut_meta]
+    "damage",
+    [
+        damage_cut_ids,
+        damage_flip_a_bit,
+        damage_offsets,
+        damage_no_meta,
+        damage_cut_meta,
+        damage_a_word_of_meta,
+    ],
 )
 def test_damaged_store_is_built_again(damage, texts, tokenizer, tmp_path, caplog):
     expected = all_ids(token_stores.tokenize(texts, tokenizer, max_length=12, folder=tmp_path))
@@ -304,11 +318,21 @@ def test_damaged_store_is_built_again(damage, texts, tokenizer, tmp_path, caplog
     assert list(tmp_path.iterdir()) == [store]
 
 
+def test_a_store_of_before_its_meta_data_had_a_checksum(texts, tokenizer, tmp_path, caplog):
+    token_stores.tokenize(texts, tokenizer, max_length=12, folder=tmp_path)
+    (path,) = tmp_path.glob("*/meta.json")
+    meta = json.loads(path.read_text())
+    del meta["crc32"]
+    path.write_text(json.dumps(meta))
+    token_stores.tokenize(texts, tokenizer, max_length=12, folder=tmp_path)
+    assert not caplog.text and "crc32" not in json.loads(path.read_text())
+
+
 def test_nothing_is_left_behind_by_an_error(texts, tokenizer, tmp_path, monkeypatch):
     def full_disk(*arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(token_stores.json, "dumps", full_disk)
+    monkeypatch.setattr(files, "write_record", full_disk)
     with pytest.raises(OSError, match="No space left"):
         token_stores.tokenize(texts, tokenizer, max_length=12, folder=tmp_path)
     assert not list(tmp_path.iterdir())

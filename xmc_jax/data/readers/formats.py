@@ -20,7 +20,7 @@ from xmc_jax import catalog, files
 from xmc_jax.data.dataset import Dataset, Split, digest, filter_matrix, make_dataset
 from xmc_jax.data.readers import canonical, layouts, own_data, raw_readers
 from xmc_jax.data.readers.canonical import save
-from xmc_jax.data.readers.layouts import find_folder
+from xmc_jax.data.readers.layouts import Layout, find_folder
 from xmc_jax.data.readers.raw_files import DataError
 from xmc_jax.data.readers.reading import AS_FOUND, Reading
 
@@ -67,13 +67,20 @@ def load(
     """
     if text not in raw_readers.RECIPES:
         raise ValueError(f"text: found {text!r}; expected one of {raw_readers.RECIPES}.")
-    layout = layouts.detect(folder)
+    layout = _layout(folder, reading)
     if layout.kind == layouts.CANONICAL:
         return canonical.load_canonical(layout)
     place = raw_readers.TextPlace(text_folder, reading)
     if layout.kind == layouts.OWN:
         return own_data.read_own(layout, place, share_of=share_of)
     return raw_readers.read_public(layout, text, place)
+
+
+def _layout(folder: str | os.PathLike[str], reading: Reading) -> Layout:
+    layout = layouts.detect(folder)
+    if reading.version > 1:
+        layouts.check_only(layout)
+    return layout
 
 
 def ensure_canonical(
@@ -93,7 +100,7 @@ def ensure_canonical(
     Raises:
       DataError: as `load`; nothing half-written is left behind.
     """
-    layout = layouts.detect(folder_or_file)
+    layout = _layout(folder_or_file, reading)
     size = sum(path.stat().st_size for path in layout.files.values())
     if layout.kind == layouts.CANONICAL or size < _SMALL_BYTES:
         return Path(folder_or_file)

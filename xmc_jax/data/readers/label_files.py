@@ -152,6 +152,8 @@ def _read_npz(path: Path) -> RawLabels:
         matrix = matrix.tocsr()
         if matrix.indptr[0] != 0 or (np.diff(matrix.indptr) < 0).any():
             raise ValueError("indptr goes down")
+        if matrix.nnz and np.isnan(matrix.data.min()):
+            raise ValueError("values of NaN")
     except Exception as error:  # NumPy, SciPy and zipfile have many
         raise problem(
             path,
@@ -161,7 +163,7 @@ def _read_npz(path: Path) -> RawLabels:
             "Download it again, or write it again.",
         ) from error
     dropped, weighted = 0, int(np.count_nonzero((matrix.data > 0) & (matrix.data != 1)))
-    if matrix.nnz and not matrix.data.min() > 0:
+    if matrix.nnz and matrix.data.min() <= 0:
         matrix.data = (matrix.data > 0).astype(np.float32)
         dropped = int(matrix.nnz - matrix.data.sum())
         matrix.eliminate_zeros()
@@ -285,6 +287,8 @@ def _parse_block(block: bytes) -> tuple[np.ndarray, np.ndarray, int, int] | None
     if not np.array_equal(whole, ids):
         return None
     counts = np.diff(np.searchsorted(starts, ends), prepend=0)
+    if np.isnan(values).any():
+        return None
     positive = values > 0
     weighted = int(np.count_nonzero(positive & (values != 1)))
     if positive.all():
@@ -305,12 +309,14 @@ def _parse_lines(path: Path, number: int, block: bytes) -> tuple[np.ndarray, np.
                 if not _WHOLE.fullmatch(first) or b"_" in second:
                     raise ValueError
                 label, value = int(first), float(second) if colon else 1.0
+                if math.isnan(value):
+                    raise ValueError
             except ValueError:
                 raise problem(
                     path,
                     number,
                     repr(token[:60].decode("latin-1")),
-                    "'id:value' with a whole number before the colon",
+                    "'id:value' with a whole number before the colon, a number behind it",
                     "Correct the line.",
                 ) from None
             if value > 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 from pathlib import Path
 
 from xmc_jax import catalog
@@ -12,7 +13,8 @@ from xmc_jax.data.readers.raw_files import DataError, problem
 
 CANONICAL, JSON, LINES, OWN = "canonical", "json", "lines", "own"
 _OWN_SUFFIXES = (".jsonl", ".json", ".tsv", ".csv")
-_DATA_ENDINGS = ("txt", "tsv", "csv", "json", "jsonl", "parquet", "xlsx")
+_TEXT_ENDINGS = ("txt", "tsv", "csv", "json", "jsonl")
+_DATA_ENDINGS = (*_TEXT_ENDINGS, "parquet", "xlsx")
 _SUBFOLDERS = ("", "raw", "raw_text")
 
 _FILTERS: dict[str, tuple[str, ...]] = {
@@ -62,6 +64,7 @@ EXPECTED = (
     "(3) your own data: train.jsonl, train.tsv or train.csv, and if you have them test.* and "
     "labels.txt, or one such file"
 )
+_ROLES = {"train": "training rows", "test": "test rows", "labels": "labels"}
 BUNDLED = {"LF-WordNetTitles-Mini": Path(__file__).parents[1] / "wordnet_mini"}
 
 
@@ -120,6 +123,31 @@ def detect(path: str | os.PathLike[str]) -> Layout:
     if odd_names and not missing:
         raise _odd(odd_names[0])
     raise DataError(f"{path}: found {_describe(path, missing)}; expected {EXPECTED}.{_page(path)}")
+
+
+def check_only(layout: Layout) -> None:
+    """Refuses a second file for what is read from one, such as train.csv beside train.tsv.
+
+    Of the public layouts downloads have several, of the same content; the best name is read.
+
+    Raises:
+      DataError: people's own data has two such files; both are named.
+    """
+    if layout.kind != OWN:
+        return
+    for role, path in layout.files.items():
+        if role not in _ROLES or (role == "train" and path == layout.root):
+            continue
+        name = re.compile(rf"{role}\.({'|'.join(_TEXT_ENDINGS)})(\.gz)?")
+        for other in sorted(path.parent.iterdir()):
+            if name.fullmatch(other.name.lower()) and other not in (path, layout.root):
+                raise problem(
+                    path,
+                    None,
+                    f"{other.name} beside it",
+                    f"one file of {_ROLES[role]}",
+                    "Move away or rename the one that is not to be read.",
+                )
 
 
 def holds_data(path: Path) -> bool:
@@ -281,7 +309,7 @@ def _require_read(folder: Path, roles: set[str], but: Path | None = None) -> Non
         if role in roles and is_data and path != but:
             names = ", ".join(_NAMES[OWN][f"{role}?"])
             raise DataError(
-                f"{path}: found a file of {'labels' if role == 'labels' else 'test rows'} whose "
+                f"{path}: found a file of {_ROLES[role]} whose "
                 f"name is not read; expected {names} (or such a file with .gz). Write it so (one "
                 "label text a line, or as the training file), or give it another name."
             )
@@ -291,6 +319,8 @@ def _describe(path: Path, missing: list[str]) -> str:
     if missing:
         return missing[0]
     names = sorted(entry.name for entry in path.iterdir())
+    if {"train.txt", "train_offsets.npy"} <= set(names):
+        return "a prepared data set without dataset.json (prepare it again)"
     if {"train.txt", "Yf.txt"} <= set(names):
         return "a bag-of-words download, which has no texts (take the raw text one)"
     if not names:

@@ -23,10 +23,10 @@ _SEPARATORS = (
     *",;/>:+~^#*$\\\t、»→•·・\uff0c\uff1b\uff5c\u203a",
     *(" - ", " \u2013 ", " \u2014 "),
 )
-_CELLS_SHARE, _PARTS_SHARE = 0.2, 0.9
-_SAMPLE_ROWS = 10_000
+_CELLS_SHARE, _PARTS_SHARE = 0.2, 0.8
+_SAMPLE_ROWS, _FEWER_ROWS = 10_000, 1_000
 _LONG_FORM = 50  # rows of a text, at most
-_JOINTS = re.compile("[|,;/<>\u3001\uff0c\uff1b]")
+_LONGER = 1.5  # texts than labels, on average, where columns look swapped
 _NAME = re.compile(r"[^\W\d_]\w*([ _-]\w+){0,2}")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
 _AS_IT_IS = "if the labels are right as they are, --separator='|'"
@@ -94,6 +94,7 @@ def _begins_with_names(rows: OwnRows) -> bool:
 def _look_swapped(rows: OwnRows) -> bool:
     """Whether nearly every label is another one and long, while what stands for texts recurs.
 
+    Cells for texts are cut as those for labels would be: by what separates them, if anything does.
     Rows of one text in a sequence are the long form: a query, then one of its many labels.
     """
     if len(rows.codes) < 10 or len(rows.names) < 0.9 * len(rows.codes):
@@ -102,31 +103,48 @@ def _look_swapped(rows: OwnRows) -> bool:
     runs = 1 + sum(one != other for one, other in itertools.pairwise(texts))
     if runs < 0.7 * len(texts) and len(texts) <= _LONG_FORM * runs:
         return False
-    parts = [part for text in texts for part in _JOINTS.split(text) if part.strip()]
+    cells = collections.Counter(texts[:_FEWER_ROWS])
+    names, counts = list(cells), np.array(list(cells.values()))
+    marks = ["|", *(mark for mark in _SEPARATORS if _separates(mark, names, counts))]
+    between = re.compile("|".join(map(re.escape, marks)))
+    parts = [part.strip() for text in texts for part in between.split(text) if part.strip()]
     labels = [str(name) for name in rows.names[:_SAMPLE_ROWS]]
-    longer = sum(map(len, labels)) * len(parts) >= 2 * sum(map(len, parts)) * len(labels)
-    return longer and len({part.strip() for part in parts}) <= 0.5 * len(parts)
+    recur = len(set(parts)) <= 0.5 * len(parts)
+    return bool(parts and recur and _mean_length(labels) >= _LONGER * _mean_length(parts))
 
 
-def check_separator(rows: OwnRows, reading: Reading) -> None:
+def _mean_length(texts: Sequence[str]) -> float:
+    return sum(map(len, texts)) / len(texts)
+
+
+def check_separator(files: Sequence[OwnRows], reading: Reading) -> None:
     """Refuses cells that hold several labels each, as one label; for files where none has two.
 
     Raises:
       DataError: with the separators it could be, and the switch.
     """
-    if reading.separator or not len(rows.codes):
+    if reading.separator:
         return
-    counts = np.bincount(rows.codes, minlength=len(rows.names))
-    names = [str(name) for name in rows.names]
+    cells: collections.Counter[str] = collections.Counter()
+    for rows in files:  # of all, so that what a few rows have in common is seen
+        counts = np.bincount(rows.codes, minlength=len(rows.names))
+        for name, count in zip(rows.names, counts.tolist()):
+            cells[str(name)] += count
+    names, counts = list(cells), np.array(list(cells.values()))
     possible = [mark for mark in _SEPARATORS if _separates(mark, names, counts)]
     if not possible:
         return
-    first = next(i for i, name in enumerate(names) if possible[0] in name)
+    path, line, name = next(
+        (rows.path, int(line), str(name))
+        for rows in files
+        for name, line in zip(rows.names, rows.first_lines)
+        if possible[0] in str(name)
+    )
     flags = " or ".join(f"--separator={_as_flag(mark, names)}" for mark in possible)
     raise problem(
-        rows.path,
-        int(rows.first_lines[first]),
-        f"label {names[first][:80]!r}, whose parts recur in other labels, and no row with two",
+        path,
+        line,
+        f"label {name[:80]!r}, whose parts recur in other labels, and no row with two",
         "| between labels",
         f"Say what stands between them: {flags}; {_AS_IT_IS}.",
     )

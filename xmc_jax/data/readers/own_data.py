@@ -82,7 +82,7 @@ def _checked(layout: Layout, rows: dict[str, OwnRows], place: TextPlace) -> dict
     if own_checks.holds_several(rows.values()):
         return rows
     if "labels" not in layout.files:  # else a label that is none of its texts is looked into
-        own_checks.check_separator(rows["train"], place.reading)
+        own_checks.check_separator([*rows.values()], place.reading)
     return {
         role: file if f"{role}_filter" in layout.files else own_checks.merge_texts(file)
         for role, file in rows.items()
@@ -184,7 +184,7 @@ def _look_up(
     if -1 in numbers:
         _check_separators(rows)
         if reading.version > 1 and not own_checks.holds_several([rows]):
-            own_checks.check_separator(rows, reading)
+            own_checks.check_separator([rows], reading)
         first = numbers.index(-1)
         raise problem(
             rows.path,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
+from absl import logging
 
 from xmc_jax.data.readers.own_columns import LABEL_NAMES
 from xmc_jax.data.readers.own_rows import OwnRows
@@ -22,7 +23,7 @@ _ID_NAMES = frozenset(
 _TEXT_NAMES = frozenset(
     [
         *(name.replace("_", "") for name in LABEL_NAMES),
-        *"labelnames labeltext name names title titles".split(),
+        *"labelnames labeltext labeltexts name names text texts title titles".split(),
     ]
 )
 _SEPARATORS = (r"\t", ",", ";", r"\|")
@@ -86,8 +87,13 @@ def understand(
         if _is_header(path, lines, names, by_text):
             notes.append(f"{path.name}: line 1 ({lines[0]}) is taken for a header")
             texts = _written(place, lines[1:])
-        if not by_text and "0" not in names and "1" in names:
-            notes.append(f"{path.name}: no row has id 0. {_ADVICE}")
+        if not by_text and min((int(name) for name in names if _is_short(name)), default=0) == 1:
+            notes.append(
+                f"{path.name}: no row has id 0 ({texts[0]!r:.60}), so it is a label without rows, "
+                "or the ids count from 1 and every label is wrong. They were read as counting from "
+                f"0: id 1 is line 2 ({texts[1]!r:.60}). If that is wrong: {_ADVICE}"
+            )
+            logging.warning("%s", notes[-1])
         return texts, None
     keys, labels, header = columns
     notes.append(
@@ -142,6 +148,11 @@ def json_id(row: object) -> str | None:
 
 def _is_number(name: str) -> bool:
     return name.isascii() and name.isdigit()
+
+
+def _is_short(name: str) -> bool:
+    """Whether it is a number that may be one of a line."""
+    return _is_number(name) and len(name) < _LONG
 
 
 def _key(name: str) -> str:

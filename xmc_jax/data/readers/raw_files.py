@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import collections
+import contextlib
 import gzip
 import zlib
 from collections.abc import Iterator
@@ -15,10 +16,11 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _BLOCK_BYTES = 1 << 24
 _SHOWN_BAD_ROWS = 3
 BROKEN = (EOFError, gzip.BadGzipFile, zlib.error)
-_GZIP = b"\x1f\x8b"
+_GZIP, _GZIP_FORMAT = b"\x1f\x8b", 16 + zlib.MAX_WBITS
 _HEAD_BYTES = 512
 _CONTROLS = bytes({*range(32)} - set(b"\t\n\x0b\x0c\r\x1a\x1c\x1d\x1e\x1f"))
 _NO_TEXT = {
+    _GZIP: "a gzip file",
     b"PK\x03\x04": "a zip file (a spreadsheet is one)",
     b"\xfd7zXZ\x00": "an xz file",
     b"BZh91AY&SY": "a bzip2 file",
@@ -93,8 +95,15 @@ def open_binary(path: Path) -> BinaryIO:
     if head.startswith(_GZIP):
         unpacked = gzip.GzipFile(fileobj=file)
         unpacked.myfileobj = file  # closed with it
+        inner = b""
+        with contextlib.suppress(zlib.error):  # reading it will say where
+            inner = zlib.decompressobj(_GZIP_FORMAT).decompress(head, _HEAD_BYTES)
+        if other := _no_text(inner):
+            unpacked.close()
+            shown, advice = f"{other} within a gzip file", "Unpack it until it is text."
+            raise problem(path, None, shown, "text, or text in a gzip file", advice)
         return cast(BinaryIO, unpacked)
-    other = next((name for start, name in _NO_TEXT.items() if head.startswith(start)), None)
+    other = _no_text(head)
     is_text = head.startswith(_UTF_16) or head.translate(None, _CONTROLS) == head
     if path.suffix == ".gz" and not (other or is_text):
         other = "no gzip file: its first bytes are others"
@@ -103,6 +112,13 @@ def open_binary(path: Path) -> BinaryIO:
         advice = "Export it as text, or download it again."
         raise problem(path, None, other, "text, or text in a gzip file", advice)
     return file
+
+
+def _no_text(head: bytes) -> str | None:
+    """What else than text begins so, if that is known."""
+    if head[257:262] == b"ustar":
+        return "a tar archive"
+    return next((name for start, name in _NO_TEXT.items() if head.startswith(start)), None)
 
 
 def truncated(path: Path, line: int | None, error: Exception) -> DataError:

@@ -155,7 +155,8 @@ def _extend(ids: array.array, row: dict, path: Path, number: int) -> tuple[int, 
     dropped = weighted = 0
     advice = "Correct the line, or put trn_X_Y.txt and tst_X_Y.txt beside the files."
     if relevance is not None and relevance != []:
-        if not isinstance(relevance, list) or not set(map(type, relevance)) <= {int, float}:
+        is_list = isinstance(relevance, list) and set(map(type, relevance)) <= {int, float}
+        if not is_list or any(value != value for value in relevance):  # NaN is no number
             shown, expected = (
                 f"target_rel {relevance!r:.60}",
                 "a list of numbers, one for each label",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import logging
 import math
 import re
@@ -340,13 +339,13 @@ def _write(folder: Path, blocks: Iterable[tuple[np.ndarray, np.ndarray]], num_te
         "ids_crc32": checksum,
         "offsets_crc32": zlib.crc32(offsets.data),
     }
-    (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    files.write_record(folder / "meta.json", meta)
 
 
 def open_store(folder: Path) -> TokenStore | None:
     """The store in the folder, or None if it is not exactly what was written."""
     try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        meta = files.read_record(folder / "meta.json")
         shape = (meta["num_tokens"], *meta.get("width", ()))
         ids = _map(folder / "ids.bin", np.dtype(meta["dtype"]), shape)
         offsets = _map(folder / "offsets.bin", np.dtype(np.int64), (meta["num_texts"] + 1,))

@@ -79,6 +79,6 @@ def _write_rows(target: Path, blocks: Iterator[Any], shape: tuple[int, int]) -> 
             weights_file.close()
     except OSError as error:
         raise OSError(
-            f"{target}: the label features could not be written ({error.strerror or error}). Free "
-            "some space, then run the same command again."
+            f"{target}: the label features could not be written "
+            f"({error.strerror or error}). {files.remedy(error)}, then run the same command again."
         ) from error
