@@ -43,7 +43,7 @@ ROOMS = {
     "data.readers": "data catalog files",
     "data": "data.graph files",
     "data.graph": "data.batching contracts",
-    "data.search": "data.graph data.batching",
+    "data.search": "data.batching",
     "data.batching": "contracts",
     "data.tokens": "contracts files",
     "propensity": "metrics",

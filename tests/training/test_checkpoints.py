@@ -423,4 +423,4 @@ def test_what_else_may_fail(tmp_path, monkeypatch, fault):
     said = r"\(Permission denied\).*Make it writable" if fault.args[0] == 13 else r"\(odd\)\. "
     with pytest.raises(OSError, match=said):
         save(tmp_path, 10)
-    assert not list((tmp_path / "checkpoints").iterdir())
+    assert not list(tmp_path.glob("checkpoints/*"))
