@@ -28,6 +28,7 @@ LINES = {  # case -> lines of a quick run, by what tells them apart
         *[("search", "ivf", "topics"), ("search", "ivf", "anywhere")],
     ],
     "predict": [()],
+    "retrieval": [("exact",), ("ivf",)],
     "label_graph": [("exact",), ("walk",), ("neighbours",)],
     "metrics": [()],
 }
