@@ -1,6 +1,6 @@
 """Mutated inputs of `xmc_jax.prepare`, each in a process of its own that never loads JAX.
 
-python -m tests.faults.inputs --cases=5000 --seed=0 [--cover] [--root=CHECKOUT]
+python -m tests.faults.inputs --cases=5000 --seed=0 [--first=0] [--cover] [--root=CHECKOUT]
 python -m tests.faults.inputs --case=N --seed=0 [--keep=FOLDER]
 
 A case is poor if it ends in a traceback, a signal or a message without a place, if it leaves
@@ -292,6 +292,7 @@ def main() -> None:
     """By hand."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=5000)
+    parser.add_argument("--first", type=int, default=0, help="case to go on from")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[2])
     parser.add_argument("--cover", action="store_true", help="every layout and mutation, too")
@@ -305,7 +306,7 @@ def main() -> None:
         return
     load_package(options.root.resolve())
     one = options.case is not None
-    numbers: Sequence[int] = [options.case] if one else range(options.cases)
+    numbers: Sequence[int] = [options.case] if one else range(options.first, options.cases)
     if options.cover and not one:
         numbers = covering(options.seed, options.cases)
     classes: collections.Counter[str] = collections.Counter()
