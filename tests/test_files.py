@@ -244,7 +244,6 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from xmc_jax import files
-from xmc_jax.data import texts as text_files
 with getattr(files, sys.argv[1])(sys.argv[2]) as made:
     (Path(made.name) if hasattr(made, "write") else made / "part").write_text("half")
     print("ready", flush=True)
@@ -327,7 +326,6 @@ def test_a_pipe_is_written_into(tmp_path):
 FULL = """
 import sys, numpy as np
 from xmc_jax import files
-from xmc_jax.data import texts as text_files
 for kind in sys.argv[2:]:
     try:
         if kind == "file":

@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -282,7 +282,7 @@ class Predictor:
                     "terms": {name: float(part[row, place]) for name, part in terms.items()},
                     "because": {
                         name: [
-                            {"text": texts[name][key], "adds": float(adds)}
+                            {"text": texts[name](key), "adds": float(adds)}
                             for key, adds in zip(keys[row, place].tolist(), added[row, place])
                             if key >= 0
                         ]
@@ -292,12 +292,12 @@ class Predictor:
                 for place in range(ids.shape[1])
             ]
 
-    def _key_texts(self, name: str) -> Sequence[str]:
-        """Texts of the keys of a part."""
+    def _key_texts(self, name: str) -> Callable[[int], str]:
+        """What gives the text of a key of a part; remembered points follow the others."""
         if name == "labels":
-            return self.label_texts
-        kept = retrieval_files.point_texts(self._run.folder)
-        return [*kept, *self._points] if self._points else kept
+            return self.label_texts.__getitem__
+        kept, more = retrieval_files.point_texts(self._run.folder), self._points
+        return lambda row: kept[row] if row < len(kept) else more[row - len(kept)]
 
     def _head(self, head: str | None) -> str:
         head = head or self.heads[0]

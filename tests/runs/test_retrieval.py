@@ -195,6 +195,10 @@ def test_settings_are_checked(own_data, tmp_path):
         ({"retrieval__choose_by": "P@9"}, r"config\.retrieval\.choose_by = 'P@9'"),
         ({"retrieval__points": -1.0}, r"config\.retrieval\.points = -1\.0: expected at least 0"),
         ({"retrieval__temperature": 0.0}, r"config\.retrieval\.temperature"),
+        (
+            {"retrieval__enabled": False, "retrieval__points": 0.5},
+            r"config\.retrieval\.points = 0\.5 with config\.retrieval\.enabled = False",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             launch.start(tiny.config(own_data, **{**WITH, **change}), tmp_path / "run")

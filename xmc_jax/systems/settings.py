@@ -21,7 +21,7 @@ from xmc_jax.systems.encoders import OF_WORD_VECTORS, EncoderOptions
 from xmc_jax.tables.label_pool import STORAGE_DTYPES
 from xmc_jax.training import augmentation, retrieval_choice
 from xmc_jax.training import stages as stage_list
-from xmc_jax.training.options import GandalfOptions, from_mapping
+from xmc_jax.training.options import GandalfOptions, RetrievalOptions, from_mapping
 
 SAMPLE_TEXTS = 10_000
 LONG_WORD = 25  # characters
@@ -180,14 +180,15 @@ def check_parts(config: Mapping[str, Any], *, alone: bool) -> None:
     Raises:
       ValueError: with the switch.
     """
-    options = config["gandalf"]
-    for field in dataclasses.fields(GandalfOptions):
-        if options[field.name] != field.default and not options["enabled"]:
-            raise ValueError(
-                f"config.gandalf.{field.name} = {options[field.name]!r} with "
-                "config.gandalf.enabled = False: nothing of it would be done. Add "
-                "--config.gandalf.enabled=True."
-            )
+    for name, kind in (("gandalf", GandalfOptions), ("retrieval", RetrievalOptions)):
+        options = config.get(name, {})
+        for field in dataclasses.fields(kind):
+            value = options.get(field.name, field.default)
+            if value != field.default and not options["enabled"]:
+                raise ValueError(
+                    f"config.{name}.{field.name} = {value!r} with config.{name}.enabled = False: "
+                    f"nothing of it would be done. Add --config.{name}.enabled=True."
+                )
     extra, room = config["extra_positives"], config["extra_pool_size"]
     if bool(extra) != bool(room) or (extra and alone):
         raise ValueError(

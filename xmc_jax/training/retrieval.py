@@ -16,7 +16,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from xmc_jax.contracts import Ranker, Tokens
-from xmc_jax.data.search.keys import Keys, as_rows, entries, largest, strongest
+from xmc_jax.data.search.keys import Keys, as_rows, entries, largest, strongest_entries
 
 SUFFIX = "+retrieval"
 BASE_CANDIDATES = 300  # labels of the model's own that are ranked anew
@@ -240,7 +240,7 @@ def candidates(
     order = np.argsort(known)
     keys = [known]
     for part in votes.values():
-        of_row, label = strongest(part, PART_CANDIDATES)
+        of_row, label = strongest_entries(part, PART_CANDIDATES)
         keys.append(of_row * base.num_labels + label)
     wanted = np.sort(np.concatenate(keys), kind="stable")
     wanted = wanted[np.diff(wanted, prepend=-1) > 0]

@@ -128,7 +128,7 @@ def entries(matrix: csr_matrix, rows: np.ndarray, columns: np.ndarray) -> np.nda
     return np.where((stored[place] == wanted) & (columns >= 0), matrix.data[place], 0)
 
 
-def strongest(votes: csr_matrix, most: int) -> tuple[np.ndarray, np.ndarray]:
+def strongest_entries(votes: csr_matrix, most: int) -> tuple[np.ndarray, np.ndarray]:
     """(row, label) of the ``most`` largest votes of each row, flat; of equal ones the lower ids.
 
     Args:
