@@ -128,6 +128,12 @@ def of_run(workdir: Path) -> dict[str, Any]:
     held_out = [[line["step"], line["held_out"]] for line in log if "held_out" in line]
     (evaluated,) = workdir.glob("eval-test-*.json")
     evaluation = json.loads(evaluated.read_text())
+    for part in ("heads", "bins"):  # the model's own: 6654296 has no retrieval
+        evaluation[part] = {
+            head: values
+            for head, values in evaluation[part].items()
+            if not head.endswith("+retrieval")
+        }
     refreshes = {
         f"refresh/{path.parent.name}/{path.stem}": of_arrays([np.load(path)])
         for path in sorted(workdir.glob("refresh/*/*.npy"))

@@ -23,6 +23,14 @@ os.rename = slow
 """
 
 
+@pytest.fixture(autouse=True)
+def hangups_end_a_program():
+    """As from a terminal, also where the tests are run by nohup; children inherit it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_is_a_request_and_a_second_one_does_not_wait(number):
     before = signal.getsignal(number)

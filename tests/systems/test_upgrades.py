@@ -17,7 +17,7 @@ OLD = {"config": {"seed": 0}, "resolved": {"seed": 0}, "epochs": 2}
 def test_without_a_format_what_came_later_is_filled_in():
     given = copy.deepcopy(OLD)
     expected = {"seed": 0, "family": "unidec", "tail_weight": 0.0, "share_of": "texts"}
-    expected |= {"reading": {"version": 1}}
+    expected |= {"reading": {"version": 1}, "retrieval": {"enabled": False}}
     assert upgrades.upgrade(given) == {**OLD, "resolved": expected, "format": upgrades.FORMAT}
     assert given == OLD  # it is not changed
 
@@ -25,9 +25,10 @@ def test_without_a_format_what_came_later_is_filled_in():
 def test_without_a_format_what_is_there_stays():
     resolved = {"family": "frugal", "tail_weight": 0.5, "clusters": {"size": 4}}
     made = upgrades.upgrade({**OLD, "resolved": resolved})["resolved"]
-    later = {"share_of": "texts", "reading": {"version": 1}}
+    later = {"share_of": "texts", "reading": {"version": 1}, "retrieval": {"enabled": False}}
     assert made == {**resolved, "clusters": {"size": 4, "weight": 1.0}, **later}
     weighted = {**resolved, "clusters": {"weight": 0.2}, "share_of": "rows", "reading": {}}
+    weighted["retrieval"] = {"enabled": True}
     assert upgrades.upgrade({**OLD, "resolved": weighted})["resolved"] == weighted
 
 
@@ -35,6 +36,13 @@ def test_vocabularies_were_lower_cased_and_without_marks():
     resolved = {"encoder": {"dim": 4}}
     made = upgrades.upgrade({**OLD, "resolved": resolved})["resolved"]
     assert made["encoder"] == {"dim": 4, "lower": True, "strip_accents": True}
+
+
+def test_format_3_lacks_retrieval_alone():
+    resolved = {"family": "frugal", "reading": {}}
+    made = upgrades.upgrade({**OLD, "resolved": resolved, "format": 3})
+    expected = {**resolved, "retrieval": {"enabled": False}}
+    assert made == {**OLD, "resolved": expected, "format": upgrades.FORMAT}
 
 
 def test_this_format_is_taken_as_it_is():
