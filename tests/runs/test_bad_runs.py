@@ -317,5 +317,5 @@ def test_known_names_are_all_accepted(family, own_data):
     for field, names in FAMILIES[family].names.items():
         for name in names:
             encoder = "folder" if family == "unidec" and field != "encoder.vocabulary" else "bag"
-            given = {"encoder__name": encoder, "gandalf__enabled": True}
+            given = {"encoder__name": encoder, "gandalf__enabled": True, "retrieval__enabled": True}
             settings.check(make(own_data, **{**given, field.replace(".", "__"): name}))
