@@ -9,7 +9,7 @@ import pytest
 from configs import unidec
 from xmc_jax.runs import launch
 
-EPOCHS = 10  # of the configuration's 45: enough to tell the two apart
+EPOCHS = 5  # of the configuration's 45: enough to tell the two apart
 
 
 def train(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes) -> dict[str, float]:
@@ -24,13 +24,13 @@ def train(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes) -> dict[str,
 def test_masked_filter_pairs_are_worth_points_of_precision(tmp_path, monkeypatch, optimised):
     """Nearly every query's own text is also a label: unmasked, it is a negative of its own query.
 
-    Seen with seed 0, at c8011be: P@5 25.6 against 24.1, PSP@5 43.1 against 39.6.
+    Seen with seed 0: P@5 22.3 against 20.0, PSP@5 37.3 against 32.6.
     """
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     masked = train(tmp_path / "a", monkeypatch)
     unmasked = train(tmp_path / "b", monkeypatch, mask_filter_pairs=False)
-    assert masked["P@5"] > unmasked["P@5"] + 0.4, (masked, unmasked)
-    assert masked["PSP@5"] > unmasked["PSP@5"] + 1.0, (masked, unmasked)
+    assert masked["P@5"] > unmasked["P@5"] + 1.0, (masked, unmasked)
+    assert masked["PSP@5"] > unmasked["PSP@5"] + 2.0, (masked, unmasked)
     # Ahead of TF-IDF nearest label (34.93, 21.17) after these epochs already.
-    assert masked["P@1"] > 44 and masked["P@5"] > 24.5, masked
+    assert masked["P@1"] > 40 and masked["P@5"] > 21.17, masked

@@ -17,7 +17,7 @@ OLD = {"config": {"seed": 0}, "resolved": {"seed": 0}, "epochs": 2}
 def test_without_a_format_what_came_later_is_filled_in():
     given = copy.deepcopy(OLD)
     expected = {"seed": 0, "family": "unidec", "tail_weight": 0.0, "share_of": "texts"}
-    expected |= {"reading": {"version": 1}, "retrieval": {"enabled": False}}
+    expected |= {"reading": {"version": 1}, "retrieval": {"enabled": False}, "unseen_weight": 0.0}
     assert upgrades.upgrade(given) == {**OLD, "resolved": expected, "format": upgrades.FORMAT}
     assert given == OLD  # it is not changed
 

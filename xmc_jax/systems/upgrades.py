@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-FORMAT = 4  # of meta.json
+FORMAT = 5  # of meta.json
 
 
 def upgrade(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -15,7 +15,8 @@ def upgrade(meta: Mapping[str, Any]) -> dict[str, Any]:
     Format 1 (none is written there) lacks what came later: the family, which was UniDEC's, the tail
     weight, the weight of the clusters in a frugal ranking, which was the papers' product, how texts
     were normalised, and that splits were shares of the texts. Formats 1 and 2 lack the rules by
-    which files are read, which were the first. Those before 4 have no retrieval.
+    which files are read, which were the first. Those before 4 have no retrieval, those before 5 rank
+    labels without points by their rows of the table.
 
     Raises:
       ValueError: a later format than this version knows.
@@ -30,6 +31,8 @@ def upgrade(meta: Mapping[str, Any]) -> dict[str, Any]:
     if given < FORMAT:
         upgraded["format"] = FORMAT
         upgraded["resolved"].setdefault("retrieval", {"enabled": False})
+        if upgraded["resolved"].get("family", "unidec") == "unidec":
+            upgraded["resolved"].setdefault("unseen_weight", 0.0)
     if given < 3:
         resolved = upgraded["resolved"]
         resolved.setdefault("reading", {"version": 1})

@@ -64,6 +64,18 @@ def test_scores_of_chosen_labels(table, bonus, block, monkeypatch):
         assert ranker.score(queries[:0], head, ids[:0]).shape == (0, 12)
 
 
+def test_labels_without_points_are_ranked_by_their_texts():
+    """Their vector of the classifier is c N(CLF(z_l)); all others are as they were."""
+    plain, unseen = ranker_of(), np.array([2, 5])
+    ranker = ranker_of(unseen=unseen, unseen_weight=0.4)
+    clf = plain.label_vectors("clf").copy()
+    clf[unseen] = 0.4 * unit_rows(ranker._embedder.features[unseen])
+    np.testing.assert_array_equal(ranker.label_vectors("clf"), clf)
+    np.testing.assert_array_equal(ranker.label_vectors("de"), plain.label_vectors("de"))
+    joined = ranker.label_vectors("concat")
+    np.testing.assert_array_equal(joined, np.concatenate([plain.label_vectors("de"), clf], axis=1))
+
+
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 def test_other_indexes_give_the_same_scores(kind):
     ranker = ranker_of(kind=kind, keep_indexes=True)

@@ -28,6 +28,7 @@ BOUNDS = {
     "de.temperature": (1e-4, None),
     "clf.temperature": (1e-4, None),
     "clf.bce_weight": (0, None),
+    "unseen_weight": (0, 1),
     "encoder.freeze": (0, None),
     "encoder.towers": (1, 2),
 }
@@ -57,6 +58,7 @@ class UniDECOptions(PoolOptions):
     clf: HeadOptions
     de_weight: float = 0.5
     classifier: bool = True
+    unseen_weight: float = 0.0
     index: str = "auto"
     stages: tuple[tuple[int, str], ...] = ()
 

@@ -49,7 +49,14 @@ class LabelVectors:
 
 
 def label_vectors(
-    embedder: Embedder, params: Any, table: Any, label_tokens: Tokens, num_labels: int | None = None
+    embedder: Embedder,
+    params: Any,
+    table: Any,
+    label_tokens: Tokens,
+    num_labels: int | None = None,
+    *,
+    unseen: np.ndarray | None = None,
+    unseen_weight: float = 0.0,
 ) -> LabelVectors:
     """Embed all label texts and normalise the classifier table.
 
@@ -59,11 +66,16 @@ def label_vectors(
       table: ``[L, d]`` as stored in the train state, or None.
       label_tokens: token store of the label texts.
       num_labels: unused rows past it are left out.
+      unseen: labels whose vector of the classifier is ``unseen_weight N(CLF(z_l))`` instead.
+      unseen_weight: c.
     """
     de = embedder.de(params, label_tokens, side="label")
     clf = None
     if table is not None:
         clf = unit_rows(np.asarray(label_pool.from_storage(table))[:num_labels])
+        if unseen is not None and len(unseen):
+            _, vectors = embedder.both(params, label_tokens, unseen)
+            clf[unseen] = np.float32(unseen_weight) * unit_rows(vectors)
     return LabelVectors(de, clf)
 
 
@@ -157,6 +169,8 @@ class DualRanker:
         seed: int = 0,
         keep_indexes: bool = False,
         why_not: str = "the run has no classifier",
+        unseen: np.ndarray | None = None,
+        unseen_weight: float = 0.0,
     ) -> None:
         """Embed the labels; an index is built when a head is first searched.
 
@@ -170,6 +184,7 @@ class DualRanker:
           seed: of the index.
           keep_indexes: keep every head's index, not the last one alone.
           why_not: why there is no other head, where there is no table.
+          unseen, unseen_weight: of `label_vectors`.
 
         Raises:
           ValueError: a bonus, and an index that is not exact.
@@ -179,7 +194,9 @@ class DualRanker:
         self._bonus = bonus
         self._embedder, self._params = embedder, params
         self._kind, self._seed, self._keep = kind, seed, keep_indexes
-        self._labels = label_vectors(embedder, params, table, label_tokens)
+        self._labels = label_vectors(
+            embedder, params, table, label_tokens, unseen=unseen, unseen_weight=unseen_weight
+        )
         self._indexes: dict[str, indexes.Index] = {}
         self.heads, self.num_labels = self._labels.heads, len(self._labels.de)
         self._why_not = why_not

@@ -40,6 +40,7 @@ from xmc_jax.tables import label_pool
 from xmc_jax.training.source import BatchSource, batch_shapes
 from xmc_jax.training.state import make_optimizer, new_state, zeroed
 
+SEEN = "seen"  # of the model state: labels that have a training point, [L] bool
 _SCORES = 1 << 27  # bytes of a block of scores in `xmc_jax.data.search.exact_search` on a device
 LABEL_LOSSES: dict[str, Callable[..., jax.Array]] = {
     "decoupled_softmax": losses.decoupled_softmax_loss,
@@ -110,6 +111,11 @@ class UniDECSystem:
         """Size of one head's output."""
         return self.model.dim
 
+    @property
+    def _ranks_unseen(self) -> bool:
+        """Whether labels without a training point are ranked by their texts, in both heads."""
+        return self.options.classifier and self.options.unseen_weight > 0
+
     def read(self, tokens: Tokens, *, keep: bool = True) -> Tokens:
         """Token ids, or what the frozen layers put out for them."""
         return read_through(self.frozen, tokens, keep=keep)
@@ -130,18 +136,23 @@ class UniDECSystem:
             jnp.zeros((num_labels, self.dim)), self.options.table.dtype
         )
         tables = {TABLE: jax.eval_shape(zeros)} if self.options.classifier else {}
-        return Weights(params, {}, tables)
+        flags = jax.ShapeDtypeStruct((num_labels,), jnp.bool_)
+        return Weights(params, {SEEN: flags} if self._ranks_unseen else {}, tables)
 
     def first_state(self, data: Points, weights: Weights, *, measure: bool = False) -> TrainState:
         """Step 0; the classifier table starts from DE label embeddings or noise, or at zero."""
         if not self.options.classifier:
             return new_state(weights.params, self.optimizer)
+        state = {}
+        if self._ranks_unseen:
+            points = np.bincount(data.labels.indices, minlength=data.num_labels)
+            state[SEEN] = jnp.asarray(points > 0)
         if measure:
             rows = jnp.zeros((data.num_labels, self.dim), jnp.float32)
         else:
             rows = self._first_rows(data, weights.params)
         table = label_pool.to_storage(rows, self.options.table.dtype)
-        return new_state(weights.params, self.optimizer, {TABLE: table})
+        return new_state(weights.params, self.optimizer, {TABLE: table}, model_state=state)
 
     def _first_rows(self, data: Points, params: Any) -> Any:
         options = self.options
@@ -210,6 +221,9 @@ class UniDECSystem:
                 len(label_tokens) - len(table),
             )
             table, why_not = None, "new labels have no classifier row"
+        unseen = None
+        if self._ranks_unseen:
+            unseen = np.flatnonzero(~np.asarray(weights.model_state[SEEN]))
         return DualRanker(
             self.embedder,
             weights.params,
@@ -220,6 +234,8 @@ class UniDECSystem:
             seed=seed,
             keep_indexes=keep_indexes,
             why_not=why_not,
+            unseen=unseen,
+            unseen_weight=self.options.unseen_weight,
         )
 
     def embed_some(self, weights: Weights, tokens: Tokens, rows: np.ndarray) -> None:
