@@ -15,8 +15,8 @@ def upgrade(meta: Mapping[str, Any]) -> dict[str, Any]:
     Format 1 (none is written there) lacks what came later: the family, which was UniDEC's, the tail
     weight, the weight of the clusters in a frugal ranking, which was the papers' product, how texts
     were normalised, and that splits were shares of the texts. Formats 1 and 2 lack the rules by
-    which files are read, which were the first. Those before 4 have no retrieval, those before 5 rank
-    labels without points by their rows of the table.
+    which files are read, which were the first. Those before 4 have no retrieval; those before 5
+    rank labels without points by their rows of the table.
 
     Raises:
       ValueError: a later format than this version knows.
