@@ -25,6 +25,7 @@ def prepare(scores: jax.Array, targets: jax.Array, where: jax.Array | None) -> I
 
     A masked score may be anything, NaN included: it is replaced here, before any arithmetic,
     because the gradient of ``where(mask, f(x), 0)`` is NaN where ``f`` has no finite derivative.
+    An infinite score is a constant from here on: its gradient is 0.
     """
     scores, targets = jnp.asarray(scores), jnp.asarray(targets)
     if scores.ndim == 0 or scores.shape != targets.shape:
@@ -38,6 +39,7 @@ def prepare(scores: jax.Array, targets: jax.Array, where: jax.Array | None) -> I
     else:
         where = _broadcast("where", jnp.asarray(where).astype(bool), scores.shape)
     scores = jnp.where(where, scores.astype(dtype), 0)
+    scores = jnp.where(jnp.isinf(scores), jax.lax.stop_gradient(scores), scores)
     targets = jnp.where(where, targets.astype(dtype), 0)
     return Inputs(scores, targets, where, targets > 0)
 
@@ -63,7 +65,7 @@ def reduce_rows(
     if weights is not None:
         weights = _broadcast("weights", jnp.asarray(weights).astype(rows.dtype), rows.shape)
         mass = jnp.where(counted, weights, 0)
-        rows = mass * rows
+        rows = mass * jnp.where((mass == 0) & jnp.isinf(rows), 0, rows)
     if reduce_fn is None:
         return rows
     if reduce_fn is jnp.mean:

@@ -40,7 +40,8 @@ def triplet_loss(
 
     Returns:
       The reduced loss, or ``[...]`` rows. A row counts if it has a positive and a negative; else it
-      gives 0.
+      gives 0. Infinite scores give the limit, possibly infinite, those of one sign being equal;
+      their own gradient is 0. Scores beyond 1e30 count as infinite.
 
     Raises:
       ValueError: shapes of scores and targets differ, or where or weights do not broadcast.
@@ -56,8 +57,23 @@ def triplet_loss(
     negative = inputs.where & ~inputs.positive
     dtype = inputs.scores.dtype
     num_pairs = _count(inputs.positive, dtype) * _count(negative, dtype)  # [...]
-    rows = _sum_of_hinges(inputs, negative, margin) / jnp.maximum(num_pairs, 1)
+    finite = ~(jnp.abs(inputs.scores) > _HUGE)  # NaN stays in, and visible
+    rows = _sum_of_hinges(
+        Inputs(
+            jnp.where(finite, inputs.scores, 0),
+            inputs.targets,
+            inputs.where & finite,
+            inputs.positive & finite,
+        ),
+        negative & finite,
+        margin,
+    )
+    rows += _hinges_of_infinite(inputs, negative, margin)
+    rows /= jnp.maximum(num_pairs, 1)
     return reduce_rows(rows, num_pairs > 0, weights, reduce_fn)
+
+
+_HUGE = 1e30  # larger scores would overflow in sums over pairs
 
 
 def _sum_of_hinges(inputs: Inputs, negative: jax.Array, margin: float | jax.Array) -> jax.Array:
@@ -87,6 +103,19 @@ def _sum_of_hinges(inputs: Inputs, negative: jax.Array, margin: float | jax.Arra
         positives, negatives_after, 0
     )
     return jnp.sum(coefficients * values, axis=-1)
+
+
+def _hinges_of_infinite(
+    inputs: Inputs, negative: jax.Array, margin: float | jax.Array
+) -> jax.Array:
+    """Sum over pairs with an infinite score, ``[...]``: 0, the margin of equal ones, or infinite."""
+    high, low = inputs.scores > _HUGE, inputs.scores < -_HUGE
+    pairs = lambda p, n: (
+        _count(inputs.positive & p, inputs.scores.dtype) * _count(negative & n, inputs.scores.dtype)
+    )
+    lost = pairs(low, ~low) + pairs(~high, high)
+    equal = pairs(low, low) + pairs(high, high)
+    return jnp.where(lost > 0, jnp.inf, jnp.maximum(margin, 0) * equal)
 
 
 def _count(mask: jax.Array, dtype: jnp.dtype) -> jax.Array:

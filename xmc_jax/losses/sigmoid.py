@@ -36,7 +36,8 @@ def sigmoid_bce_loss(
 
     Returns:
       The reduced loss, or ``[...]`` rows. A row without positives counts like any other; a row with
-      ``where`` all False gives 0 and is not counted.
+      ``where`` all False gives 0 and is not counted. Infinite scores give the limit, 0 or infinite;
+      their own gradient is 0.
 
     Raises:
       ValueError: shapes of scores and targets differ, or where or weights do not broadcast.
@@ -55,5 +56,8 @@ def sigmoid_bce_loss(
     flip = inputs.targets > 0.5
     s = jnp.where(flip, -inputs.scores, inputs.scores)
     y = jnp.where(flip, 1 - inputs.targets, inputs.targets)
-    rows = jnp.sum(jnp.where(inputs.where, jax.nn.softplus(s) - y * s, 0), axis=-1)  # [...]
+    finite = jnp.isfinite(s) | jnp.isnan(s)
+    limit = jnp.where((s > 0) | (y > 0), jnp.inf, 0)  # of an infinite score: wrong, or right
+    losses = jnp.where(finite, jax.nn.softplus(s) - y * jnp.where(finite, s, 0), limit)
+    rows = jnp.sum(jnp.where(inputs.where, losses, 0), axis=-1)  # [...]
     return reduce_rows(rows, jnp.any(inputs.where, axis=-1), weights, reduce_fn)
