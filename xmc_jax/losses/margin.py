@@ -108,7 +108,7 @@ def _sum_of_hinges(inputs: Inputs, negative: jax.Array, margin: float | jax.Arra
 def _hinges_of_infinite(
     inputs: Inputs, negative: jax.Array, margin: float | jax.Array
 ) -> jax.Array:
-    """Sum over pairs with an infinite score, ``[...]``: 0, the margin of equal ones, or infinite."""
+    """Sum over pairs with an infinite score, ``[...]``: 0, the margin if equal, or infinite."""
     high, low = inputs.scores > _HUGE, inputs.scores < -_HUGE
     pairs = lambda p, n: (
         _count(inputs.positive & p, inputs.scores.dtype) * _count(negative & n, inputs.scores.dtype)

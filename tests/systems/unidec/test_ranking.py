@@ -64,6 +64,12 @@ def test_scores_of_chosen_labels(table, bonus, block, monkeypatch):
         assert ranker.score(queries[:0], head, ids[:0]).shape == (0, 12)
 
 
+def test_heads_are_known_before_labels_are_embedded(monkeypatch):
+    """So a head that is not there is refused at once."""
+    monkeypatch.setattr(LookUp, "de", lambda *_, **__: pytest.fail("labels were embedded"))
+    assert ranker_of().heads == ("concat", "de", "clf") and ranker_of().num_labels == LABELS
+
+
 def test_labels_without_points_are_ranked_by_their_texts():
     """Their vector of the classifier is c N(CLF(z_l)); all others are as they were."""
     plain, unseen = ranker_of(), np.array([2, 5])

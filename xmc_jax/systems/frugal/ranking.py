@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +42,7 @@ class FrugalRanker:
         seed: int = 0,
         keep_indexes: bool = False,
     ) -> None:
-        """Compute the label vectors.
+        """Labels' vectors are computed when they are first needed.
 
         Args:
           embedder: of the model.
@@ -72,8 +73,7 @@ class FrugalRanker:
         self._embedder, self._weights, self.num_labels = embedder, weights, len(clusters)
         self._order = np.argsort(clusters, kind="stable").astype(np.int32)
         self._clusters = clusters[self._order]
-        vectors = embedder.label_vectors(weights, label_tokens, graph)
-        self._vectors = vectors[self._order]
+        self._embed = functools.partial(embedder.label_vectors, weights, label_tokens, graph)
         bonus = np.zeros(len(clusters), np.float32) if bonus is None else bonus
         self._bonus_of, self._bonus = bonus, bonus[self._order]
         meta = params["meta"]
@@ -82,6 +82,11 @@ class FrugalRanker:
         self._cluster_weight = np.float32(cluster_weight)
         self._smallest = max(1, int(np.bincount(clusters).min(initial=len(clusters))))
         self._on_host = host_device() or contextlib.nullcontext
+
+    @functools.cached_property
+    def _vectors(self) -> np.ndarray:
+        """In the order of clusters."""
+        return self._embed()[self._order]
 
     def label_vectors(self, head: str) -> np.ndarray:
         """Vectors of the extreme classifier, ``[L, D]``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,11 +32,6 @@ class LabelVectors:
 
     de: np.ndarray
     clf: np.ndarray | None
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """Heads there are, the one to be chosen by first."""
-        return HEADS if self.clf is not None else ("de",)
 
     def of(self, head: str) -> np.ndarray:
         """Vectors that a head's index holds; concat = [de, clf] (preprint 3.3)."""
@@ -172,7 +168,7 @@ class DualRanker:
         unseen: np.ndarray | None = None,
         unseen_weight: float = 0.0,
     ) -> None:
-        """Embed the labels; an index is built when a head is first searched.
+        """Labels are embedded when they are first needed, a head's index when it is searched.
 
         Args:
           embedder: of the model.
@@ -194,12 +190,16 @@ class DualRanker:
         self._bonus = bonus
         self._embedder, self._params = embedder, params
         self._kind, self._seed, self._keep = kind, seed, keep_indexes
-        self._labels = label_vectors(
-            embedder, params, table, label_tokens, unseen=unseen, unseen_weight=unseen_weight
-        )
+        vectors = functools.partial(label_vectors, unseen=unseen, unseen_weight=unseen_weight)
+        self._embed = functools.partial(vectors, embedder, params, table, label_tokens)
         self._indexes: dict[str, indexes.Index] = {}
-        self.heads, self.num_labels = self._labels.heads, len(self._labels.de)
+        self.heads: tuple[str, ...] = HEADS if table is not None else ("de",)
+        self.num_labels = len(label_tokens)
         self._why_not = why_not
+
+    @functools.cached_property
+    def _labels(self) -> LabelVectors:
+        return self._embed()
 
     def label_vectors(self, head: str) -> np.ndarray:
         """Unit vectors of a head; concat: both side by side."""
