@@ -88,6 +88,9 @@ def test_a_run_keeps_how_its_files_are_read(odd, odd_run):
     done = tiny.run("predict", f"--workdir={odd_run}", f"--input={odd}", "--k=1")
     assert done.returncode == 0, done.stderr
     assert texts_of(done.stdout) == [text for text, _ in rows(odd.parent)]
+    new = odd.parent / "new.txt"
+    new.write_bytes("caf\u00e9 cr\u00e8me\n".encode("cp1252"))  # of the run's encoding too
+    assert predictor.load(odd_run, new_labels=new).label_texts[-1] == "caf\u00e9 cr\u00e8me"
 
 
 def test_a_prepared_folder_keeps_it_too(odd, tmp_path):

@@ -27,6 +27,7 @@ from xmc_jax.data.readers import own_rows
 from xmc_jax.data.readers.decoding import STANDARD_INPUT, Decoder
 from xmc_jax.data.readers.raw_readers import TextPlace
 from xmc_jax.data.readers.reading import AS_FOUND, Reading
+from xmc_jax.data.texts import is_blank
 from xmc_jax.data.tokens import token_stores
 from xmc_jax.metrics.ranked_lists import cut_off
 from xmc_jax.runs import open_runs, retrieval_files
@@ -84,7 +85,7 @@ class Predictor:
         """Embed the labels; an index is built for a head when it is first used."""
         self._run, self._kind = opened, kind
         if isinstance(new_labels, (str, Path)):
-            new_labels = list(read_texts(new_labels))
+            new_labels = list(read_texts(new_labels, kept=self.reading))
         self._new_labels = new_labels or []
         self._open()
 
@@ -204,7 +205,7 @@ class Predictor:
             order = np.argsort(same, axis=1, kind="stable")
             ids = np.take_along_axis(np.where(same, -1, ids), order, 1)
             scores = np.take_along_axis(np.where(same, -np.inf, scores), order, 1)
-        blank = np.array([not text.strip() for text in texts], bool)[:, None]
+        blank = np.array([is_blank(text) for text in texts], bool)[:, None]
         return np.where(blank, -1, ids[:, :k]), np.where(blank, -np.inf, scores[:, :k])
 
     def predict(
@@ -353,7 +354,7 @@ def _listed(texts: Iterable[str]) -> Sequence[str]:
 
 def _unknown(labels: Iterable[str], known: Sequence[str]) -> list[str]:
     """Those that are neither known nor blank, once each."""
-    given = [text for text in _listed(labels) if text.strip()]
+    given = [text for text in _listed(labels) if not is_blank(text)]
     new = {text.strip(): text for text in reversed(given)}  # the first of equal ones
     for text in known:
         new.pop(text.strip(), None)

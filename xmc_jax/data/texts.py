@@ -18,6 +18,10 @@ from xmc_jax import files
 # Everything that some reader takes for the end of a line; one of them inside a text would shift
 # every later row.
 _SEPARATORS = re.compile("[\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029]+")
+# Soft hyphens, zero-width blanks and joiners, marks of direction and order, variation selectors.
+INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufe00-\ufe0f\ufeff]"
+)
 _BLOCK_ROWS = 1 << 14
 _FLUSH_BYTES = 1 << 22
 _SCAN_BYTES = 1 << 26
@@ -26,6 +30,12 @@ _SCAN_BYTES = 1 << 26
 def clean(text: str) -> str:
     """Returns the text as one line: each run of line separators becomes one space."""
     return _SEPARATORS.sub(" ", text)
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing of a text can be seen."""
+    text = text.strip()
+    return not (text if text.isprintable() else INVISIBLE.sub("", text).strip())
 
 
 class LineTexts(Sequence[str]):

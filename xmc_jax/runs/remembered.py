@@ -16,6 +16,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from xmc_jax import files
+from xmc_jax.data.texts import is_blank
 
 FOLDER = "remembered"
 
@@ -150,7 +151,7 @@ def _check(points: Points) -> None:
     if not texts:
         raise RememberedError("no points: expected at least one text with its labels.")
     for row, (text, names) in enumerate(zip(texts, labels)):
-        if not isinstance(text, str) or not text.strip():
+        if not isinstance(text, str) or is_blank(text):
             raise RememberedError(f"text {row} (counted from 0) is {text!r:.80}: expected a text.")
         if isinstance(names, str) or not isinstance(names, Sequence) or not names:
             raise RememberedError(
@@ -158,7 +159,7 @@ def _check(points: Points) -> None:
                 "label texts."
             )
         for name in names:
-            if not isinstance(name, str) or not name.strip():
+            if not isinstance(name, str) or is_blank(name):
                 raise RememberedError(
                     f"a label of text {row} (counted from 0) is {name!r:.80}: expected its text."
                 )

@@ -130,6 +130,16 @@ def test_braces_of_a_database_are_read_with_the_separator(tmp_path):
     assert pairs(load(tmp_path / "a.tsv", content, separator=",")) == EXPECTED
 
 
+@pytest.mark.parametrize("unseen", ["\u200b", "\ufeff \u00ad", "\u2060\ufe0f"])
+def test_texts_of_which_nothing_is_seen_are_blank(tmp_path, unseen):
+    """So they never go to test; labels of old runs stay as they were."""
+    content = "".join(f"{text}\t{label}\n" for text, label in sorted(EXPECTED))
+    blank = "".join(f"{unseen}\t{label}\n" for label in LABELS)
+    dataset = load(tmp_path / "a.tsv", content + blank)
+    assert [*dataset.train.texts].count("") > 0 and "" not in [*dataset.test.texts]
+    assert unseen in [*load(tmp_path / "a.tsv", content + blank, version=1).train.texts]
+
+
 def test_line_breaks_in_a_cell_of_csv_separate(tmp_path):
     assert pairs(load(tmp_path / "a.csv", csv_("\n".join))) == EXPECTED
 

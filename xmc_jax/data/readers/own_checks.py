@@ -17,6 +17,7 @@ from xmc_jax.data.readers.own_columns import LABEL_NAMES, TEXT_NAMES, normal
 from xmc_jax.data.readers.own_rows import OwnRows
 from xmc_jax.data.readers.raw_files import problem
 from xmc_jax.data.readers.reading import Reading
+from xmc_jax.data.texts import INVISIBLE
 
 # A blank is none: most labels of several words hold one.
 _SEPARATORS = (
@@ -28,7 +29,6 @@ _SAMPLE_ROWS, _FEWER_ROWS = 10_000, 1_000
 _LONG_FORM = 50  # rows of a text, at most
 _LONGER = 1.5  # texts than labels, on average, where columns look swapped
 _NAME = re.compile(r"[^\W\d_]\w*([ _-]\w+){0,2}")
-_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
 _AS_IT_IS = "if the labels are right as they are, --separator='|'"
 
 
@@ -202,7 +202,7 @@ def merge_texts(rows: OwnRows) -> OwnRows:
 
 def fold(label: str) -> str:
     """What twins share: blanks, invisible characters, composition and case do not count."""
-    text = _INVISIBLE.sub("", unicodedata.normalize("NFC", label))
+    text = INVISIBLE.sub("", unicodedata.normalize("NFC", label))
     return " ".join(text.split()).casefold()
 
 

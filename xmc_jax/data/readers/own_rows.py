@@ -20,7 +20,7 @@ from xmc_jax.data.readers.own_columns import Columns
 from xmc_jax.data.readers.raw_files import BadRows, listed, problem
 from xmc_jax.data.readers.raw_readers import TextPlace, json_rows
 from xmc_jax.data.readers.reading import Reading
-from xmc_jax.data.texts import LineTexts, clean
+from xmc_jax.data.texts import LineTexts, clean, is_blank
 
 _CSV_FIELD_CHARACTERS = 1 << 24
 Row = tuple[int, str, Sequence[Label]]  # its line, its text, its labels
@@ -262,6 +262,8 @@ def _collect(source: Source, role: str, place: TextPlace) -> OwnRows:
     with place.writer(role) as writer:
         for line, text, labels in source.rows():
             text = clean(text).strip()
+            if source.reading.version > 1 and is_blank(text):
+                text = ""
             writer.append(text)
             if not text:
                 empty.append(line)
@@ -337,5 +339,6 @@ def row_texts(decoder: Decoder, text_column: str, *, kept: bool) -> Iterator[str
         texts = (row[keys[0]] for _, row, keys in source.objects(find_key))
     for text in texts:
         source.bad.check()
-        yield clean(text).strip()
+        text = clean(text).strip()
+        yield "" if is_blank(text) else text
     source.bad.check()
