@@ -103,15 +103,32 @@ class Run:
         )
 
 
-def held_out_score(run: Run, state: TrainState) -> tuple[float, dict[str, float]] | None:
-    """Score by which the checkpoint is chosen, and the metrics behind it."""
+def held_out_score(
+    run: Run, state: TrainState, epoch: int
+) -> tuple[float | None, dict[str, float]] | None:
+    """Score by which the checkpoint is chosen, and the metrics behind it.
+
+    Tables that no stage has trained yet are left out, and a checkpoint from before a stage that
+    trains them has no score: it is not the model that was asked for.
+
+    Args:
+      run: the run.
+      state: after an epoch.
+      epoch: which.
+
+    Returns:
+      None where there are no held-out rows.
+    """
     split = run.data.held_out
     if split is None:
         return None
+    until = [stage.trains == "encoder" for stage in run.stages if stage.first <= epoch]
+    untrained, later = all(until), len(until) < len(run.stages)
+    weights = state.weights._replace(tables={}) if untrained else state.weights
     data, options = run.data, run.options
     propensities = inverse_propensity(data.dataset.train.labels, a=data.entry.a, b=data.entry.b)
     ranker = run.system.ranker(
-        state.weights,
+        weights,
         data.label_tokens,
         bonus=tail_bonus(options.tail_weight, propensities),
         kind="auto",
@@ -120,7 +137,7 @@ def held_out_score(run: Run, state: TrainState) -> tuple[float, dict[str, float]
     deep = evaluation.depth(split, (1, 3, 5))
     ids, _ = evaluation.predict_split(ranker, split, ranker.heads[0], k=deep)
     measured = evaluation.measure(ids, split, propensities, (1, 3, 5))["filtered"]
-    return measured[CHOSEN_BY], measured
+    return None if untrained and later else measured[CHOSEN_BY], measured
 
 
 def train(run: Run, state: TrainState) -> TrainState:
@@ -231,7 +248,7 @@ class _Loop:
             return
         self.settle(state, epoch - 1)
         started = time.perf_counter()
-        measured, score = held_out_score(self.run, state), None
+        measured, score = held_out_score(self.run, state, epoch - 1), None
         if measured is not None:
             score, metrics = measured
             seconds = round(time.perf_counter() - started, 2)

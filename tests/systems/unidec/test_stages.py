@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import tiny
 
 from xmc_jax.contracts import Stage, TrainState
 from xmc_jax.host.signals import Interrupted
-from xmc_jax.runs import device_memory, launch, settings
+from xmc_jax.runs import device_memory, launch, open_runs, settings
 from xmc_jax.systems import FAMILIES
 from xmc_jax.systems.unidec.step import TABLE
 from xmc_jax.systems.unidec.system import UniDECSystem
@@ -97,6 +98,17 @@ def test_a_border_begins_all_moments_anew_and_an_untrained_table_from_the_encode
     assert_equal(later.tables[TABLE].values, trained.tables[TABLE].values)
     assert_equal(later.tables[TABLE].state, row_adam.init(table.values))
     assert differ(trained.tables[TABLE].state, later.tables[TABLE].state)
+
+
+def test_an_untrained_table_is_not_judged(whole, tmp_path):
+    """The dual encoder alone is measured after its stage, and that checkpoint is not chosen."""
+    scores = {step: checkpoints.info(whole, step)["held_out"] for step in (16, 32, 48)}
+    assert scores[16] is None and scores[32] is not None and scores[48] is not None
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    measured = {line["step"]: line["held_out"] for line in lines if "held_out" in line}
+    opened = open_runs.open_run(shutil.copytree(whole, tmp_path / "copy"), step=16)
+    found = open_runs.evaluate_run(opened, split="held_out", heads=("de",))
+    assert measured[16] == found["heads"]["de"]["filtered"]
 
 
 def test_the_schedule_restarts(whole, start):
