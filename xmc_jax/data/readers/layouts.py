@@ -305,6 +305,7 @@ def _require_read(folder: Path, roles: set[str], but: Path | None = None) -> Non
     """Refuses a file such as labels.csv, which would be left out without a word."""
     for path in sorted(folder.iterdir()):
         role, _, ending = path.name.lower().partition(".")
+        role = "labels" if role == "label" else role
         is_data = ending.partition(".")[0] in _DATA_ENDINGS  # also labels.txt.zip, not test.py
         if role in roles and is_data and path != but:
             names = ", ".join(_NAMES[OWN][f"{role}?"])
