@@ -18,7 +18,10 @@ from xmc_jax import catalog
 from xmc_jax.data.dataset import Split, make_dataset
 from xmc_jax.data.readers import canonical, formats
 from xmc_jax.data.summaries import summary
+from xmc_jax.runs import settings
 from xmc_jax.training import training_data
+
+OWN = catalog.default_entry("x", None, None, None, 32)
 
 ROOT = Path(__file__).parent.parent
 
@@ -92,6 +95,21 @@ def test_a_canonical_form_keeps_the_propensities_of_its_name(small, tmp_path, mo
     assert list(summary.prepare(str(tmp_path / "prepared")))[-1] == "0.6 2.6"
 
 
+def test_propensities_are_a_setting(small, tmp_path, monkeypatch):
+    """Of `prepare` and of a run; a known name has its own without it."""
+    canonical.save(small, tmp_path / "prepared", recipe="title")
+    source = str(tmp_path / "prepared")
+    monkeypatch.setattr(summary, "baseline_table", lambda _, entry: [f"{entry.a} {entry.b}"])
+    assert [*summary.prepare(source)][-1] == "0.55 1.5"
+    assert [*summary.prepare(source, propensity="0.5,0.4")][-1] == "0.5 0.4"
+    for wrong in ("0.5", "a,b", "-1,2", "1,0", "nan,1"):
+        with pytest.raises(ValueError, match=f"--propensity={wrong}: expected two numbers A,B"):
+            next(summary.prepare(source, propensity=wrong))
+        config = tiny.config(source, propensity=wrong)
+        with pytest.raises(settings.PlanError, match="expected two numbers A,B"):
+            settings.check(config)
+
+
 def test_missing_filter_pairs_are_pointed_out(small):
     bare = Split(small.train.texts, small.train.labels, small.train.filter_pairs[:0])
     report = summary.summarise(make_dataset("x", bare, small.test, small.label_texts))
@@ -121,13 +139,13 @@ def test_large_test_sets_are_sampled(monkeypatch):
     assert len(some) == 10 and list(some.texts) == [f"t{i}" for i in some.rows]
     np.testing.assert_array_equal(some.rows, summary.sample(test, 3).rows)
     dataset = make_dataset("x", test, test, ["t0", "t1", "t2"])
-    assert "a sample of 10 test rows (seed 0)" in summary.baseline_table(dataset, None)[0]
+    assert "a sample of 10 test rows (seed 0)" in summary.baseline_table(dataset, OWN)[0]
 
 
 def test_no_test_labels():
     empty = split_of(["a"], [[]], 2)
     dataset = make_dataset("x", split_of(["b"], [[0]], 2), empty, ["c", "d"])
-    assert summary.baseline_table(dataset, None) == [
+    assert summary.baseline_table(dataset, OWN) == [
         "  no test row with labels, so no numbers to beat"
     ]
 

@@ -184,6 +184,30 @@ def get(name: str) -> Entry:
     )
 
 
+def with_propensity(entry: Entry, constants: str) -> Entry:
+    """Returns the entry with other propensity constants.
+
+    Args:
+      entry: of a data set.
+      constants: ``A,B``; "" = the entry's own.
+
+    Raises:
+      ValueError: no such two numbers.
+    """
+    if not constants:
+        return entry
+    try:
+        a, b = (float(number) for number in constants.split(","))
+    except ValueError:
+        a = b = float("nan")
+    if not (0 <= a < float("inf") and 0 < b < float("inf")):
+        raise ValueError(
+            f"--propensity={constants}: expected two numbers A,B, A at least 0 and B above 0, as "
+            f"{DEFAULT_A},{DEFAULT_B}."
+        )
+    return dataclasses.replace(entry, a=a, b=b)
+
+
 def default_entry(
     name: str,
     num_train: int | None,

@@ -23,6 +23,7 @@ _TAIL = flags.DEFINE_float(
     "t: rank by score + t ln w, w a label's inverse propensity: above 0 rare labels come earlier. "
     "Default the run's.",
 )
+_PROPENSITY = console.define_propensity()
 _DATA = flags.DEFINE_string("data", "", "Where the data set is now, if it was moved.")
 _FULL = flags.DEFINE_bool(
     "full", False, "Print all metrics, not only those that fit in 100 columns."
@@ -50,6 +51,7 @@ def main(argv: list[str]) -> None:
             kind=_INDEX.value,
             ks=ks,
             data=_DATA.value,
+            propensity=_PROPENSITY.value,
             save_predictions=_SAVE.value,
         )
     except (ValueError, OSError) as error:

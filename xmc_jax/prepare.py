@@ -17,6 +17,7 @@ _TEXT = flags.DEFINE_enum(
     "text", "", ["", "title", "title+content"], "What a text is made of; '' = as the catalog says."
 )
 
+_PROPENSITY = console.define_propensity()
 console.define_reading()
 
 
@@ -29,7 +30,13 @@ def main(argv: list[str]) -> None:
     console.setup()
     try:
         reading = Reading.of(console.reading())
-        for line in summary.prepare(_INPUT.value, _OUTPUT.value, text=_TEXT.value, reading=reading):
+        for line in summary.prepare(
+            _INPUT.value,
+            _OUTPUT.value,
+            text=_TEXT.value,
+            reading=reading,
+            propensity=_PROPENSITY.value,
+        ):
             print(line, flush=True)
     except (ValueError, OSError) as error:
         console.fail(error)

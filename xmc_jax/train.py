@@ -42,6 +42,7 @@ _CONFIG = config_flags.DEFINE_config_file(
 flags.FLAGS["config"].parser = _Named(flags.FLAGS["config"].parser)
 _WORKDIR = flags.DEFINE_string("workdir", "", "Work directory; default runs/<config>-<options>.")
 _DATA = flags.DEFINE_string("data", "", "Folder of the data set, or a root that holds it.")
+_PROPENSITY = console.define_propensity()
 console.define_reading()
 
 
@@ -58,6 +59,9 @@ def main(argv: list[str]) -> None:
     folder = Path(_WORKDIR.value or _default_workdir())
     try:
         given = [*config_flags.get_override_values(flags.FLAGS["config"])]
+        if _PROPENSITY.value:
+            config.propensity = _PROPENSITY.value
+            given.append("propensity")
         for name, value in console.reading().items():
             config.reading[name] = value
             given.append(f"reading.{name}")

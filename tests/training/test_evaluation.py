@@ -186,6 +186,19 @@ def test_minutes_of_a_long_search_are_said():
     assert "minutes" not in ranking.exact_search_cost(labels, 10)
 
 
+def test_other_propensities(trained, tmp_path):
+    """PSP@k alone changes, and the file says by what."""
+    folder = Path(shutil.copytree(trained, tmp_path / "run"))
+    opened = open_runs.open_run(folder)
+    usual = open_runs.evaluate_run(opened)
+    other = open_runs.evaluate_run(opened, propensity="0.6,2.6")
+    assert other["propensity"] == {"a": 0.6, "b": 2.6} != usual["propensity"]
+    heads = [result["heads"]["concat"]["filtered"] for result in (usual, other)]
+    changed = {name for name in heads[0] if heads[0][name] != heads[1][name]}
+    assert "PSP@5" in changed and all(name.startswith("PS") for name in changed)
+    assert (folder / f"eval-test-{opened.step}-propensity0.6,2.6.json").is_file()
+
+
 def test_wrong_requests(trained, tmp_path):
     done = tiny.run("evaluate", f"--workdir={trained}", "--ks=1,x")
     assert done.returncode == 1 and "--ks=1,x: expected numbers such as 1,3,5" in done.stderr

@@ -99,6 +99,15 @@ def define_reading(*, labels: bool = True) -> None:
         )
 
 
+def define_propensity() -> flags.FlagHolder[str]:
+    """Define the flag for the constants behind PSP@k."""
+    return flags.DEFINE_string(
+        "propensity",
+        "",
+        "A,B of the labels' propensities, for PSP@k; default the catalog's, 0.55,1.5 for own data.",
+    )
+
+
 def reading() -> dict[str, Any]:
     """What the flags of `define_reading` say; those that were not given are left out."""
     names = ("separator", "text_column", "label_column", "encoding", "merge_labels")

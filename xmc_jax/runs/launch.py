@@ -167,6 +167,7 @@ def prepare(config: ConfigDict, folder: Path, meta: dict[str, Any] | None) -> St
         config.data,
         max_length=config.max_length,
         share_of=(meta["resolved"] if meta else config).get("share_of", "rows"),
+        propensity=(meta["resolved"] if meta else config).get("propensity", ""),
         reading=reading,
     )
     if meta is None:

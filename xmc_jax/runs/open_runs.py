@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from xmc_jax import files, metrics
+from xmc_jax import catalog, files, metrics
 from xmc_jax.contracts import Examples, Ranker, System, Tokens, Weights
 from xmc_jax.data import texts as text_files
 from xmc_jax.data.readers import formats
@@ -172,6 +172,7 @@ class OpenRun:
                     folder,
                     max_length=self.options.max_length,
                     share_of=self.options.share_of,
+                    propensity=resolved.get("propensity", ""),
                     reading=self.reading,
                 )
             except formats.DataError as error:
@@ -277,12 +278,14 @@ def evaluate_run(
     kind: str = "exact",
     ks: tuple[int, ...] = (1, 3, 5),
     data: str = "",
+    propensity: str = "",
     keep: dict[str, Any] | None = None,
     ranker: Ranker | None = None,
 ) -> dict[str, Any]:
     """Evaluate an opened run on a split and write ``eval-<split>-<step>.json``.
 
-    Heads, index, cut-offs or tail weight other than the usual ones are added to the file's name.
+    Heads, index, cut-offs, tail weight or propensities other than the usual ones are added to the
+    file's name.
 
     Args:
       opened: the run.
@@ -291,6 +294,7 @@ def evaluate_run(
       kind: index: exact, hnsw or ivf.
       ks: cut-offs.
       data: where the data set is now, if it was moved.
+      propensity: ``A,B`` for PSP@k; "" = the run's. A tail weight keeps those of the run.
       keep: if given, gets ``{head: (ids, scores)}``.
       ranker: the run's, if it is there already.
 
@@ -298,7 +302,7 @@ def evaluate_run(
       ValueError: the data set has no such split, or the run no such head.
     """
     loaded, rows = _read_split(opened, split, data)
-    entry = loaded.entry
+    entry = catalog.with_propensity(loaded.entry, propensity)
     ranker = ranker or opened.ranker(kind=kind)
     if unknown := set(heads or ()) - set(ranker.heads):
         raise ValueError(
@@ -329,6 +333,8 @@ def evaluate_run(
     parts = [split, str(opened.step), *(heads or ()), *([kind] if kind != "exact" else [])]
     if opened.tail_weight != opened.options.tail_weight:
         parts.append(f"tail{opened.tail_weight:g}")
+    if entry != loaded.entry:
+        parts.append(f"propensity{entry.a:g},{entry.b:g}")
     if ks != (1, 3, 5):
         parts += [f"at{k}" for k in ks]
     try:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from xmc_jax import catalog
 from xmc_jax.contracts import Family
 from xmc_jax.data.dataset import Dataset
 from xmc_jax.data.readers.reading import Reading
@@ -62,6 +63,7 @@ def check(config: ConfigDict) -> None:
         expected = f"at least {low}" if high is None else f"{low} to {high}"
         raise PlanError(f"config.{field} = {value!r}: expected {expected}.")
     try:
+        catalog.with_propensity(catalog.ENTRIES[0], values.get("propensity", ""))
         family.check(values)
     except ValueError as error:
         raise PlanError(str(error)) from error

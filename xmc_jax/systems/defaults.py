@@ -20,6 +20,7 @@ def common(family: str, dataset: str) -> ConfigDict:
     config.dataset = dataset  # name, alias, folder or file
     config.data = ""  # folder of the data set, or a root that holds it; --data sets it
     config.reading = reading_options()
+    config.propensity = ""  # A,B of the propensities; "" = the catalog's; --propensity sets it
     config.seed = 0
     config.max_length = 32  # tokens of a text
     config.row_length = 32  # tokens in a packed row; texts longer than that: max_length [ours]

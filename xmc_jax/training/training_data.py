@@ -115,6 +115,7 @@ def read_dataset(
     *,
     max_length: int | None,
     share_of: str = "rows",
+    propensity: str = "",
     reading: Reading = AS_FOUND,
 ) -> tuple[Dataset, catalog.Entry, Path]:
     """Find and read a data set.
@@ -124,6 +125,7 @@ def read_dataset(
       folder: of the data set, or a root that holds it; "" = where it is usually looked for.
       max_length: tokens of a text, for the entry of own data.
       share_of: what a test split is a share of (`xmc_jax.data.splits.hold_out`).
+      propensity: ``A,B`` for the entry; "" = as it is.
       reading: what is set of how people's own files are read.
 
     Returns:
@@ -147,7 +149,7 @@ def read_dataset(
         entry = catalog.default_entry(
             dataset.name, num_rows, len(dataset.test), num_labels, max_length
         )
-    return dataset, entry, source
+    return dataset, catalog.with_propensity(entry, propensity), source
 
 
 def load(

@@ -39,6 +39,7 @@ def prepare(
     *,
     text: str | None = None,
     reading: Reading = AS_FOUND,
+    propensity: str = "",
 ) -> Iterator[str]:
     """Checks a data set, writes its canonical form, and yields the report line by line.
 
@@ -47,10 +48,13 @@ def prepare(
       output: folder for the canonical form; None or "" = only check.
       text: "title" or "title+content"; None or "" = what the catalog says, else "title".
       reading: what is set of how people's own files are read.
+      propensity: ``A,B`` for PSP@k; "" = the catalog's, or the usual ones.
 
     Raises:
+      ValueError: a propensity that is no two numbers.
       DataError: whatever is wrong, with file and line; nothing is written then.
     """
+    catalog.with_propensity(catalog.ENTRIES[0], propensity)  # before anything is read
     folder = formats.find_folder(source)
     layout = layouts.detect(folder)
     entry = catalog.find(source) or catalog.find(layout.name)
@@ -65,11 +69,14 @@ def prepare(
         canonical.check_free(Path(output))
         dataset = formats.write_canonical(folder, Path(output), text=text, reading=reading)
     entry = entry or catalog.find(dataset.name)  # a canonical form keeps the name
+    known = entry is not None
+    entry = entry or catalog.default_entry(dataset.name, None, None, None, 32)
+    entry = catalog.with_propensity(entry, propensity)
     yield f"{dataset.name}: layout {layout.kind!r} in {layout.root}, texts {text!r}"
     yield from summarise(dataset)
     if output:
         yield f"  canonical form: {output} (digest {dataset.digest})"
-    yield from unknown_tokens(dataset, strip_accents=entry is not None)
+    yield from unknown_tokens(dataset, strip_accents=known)
     logging.info("scoring the baselines")
     yield from baseline_table(dataset, entry)
 
@@ -228,7 +235,7 @@ def _postulate_lines(train: Split, train_codes: np.ndarray, label_codes: np.ndar
 
 
 def baseline_scores(
-    dataset: Dataset, entry: catalog.Entry | None
+    dataset: Dataset, entry: catalog.Entry
 ) -> tuple[dict[str, dict[str, float]], int, str]:
     """Scores what needs no model on test rows, filtered.
 
@@ -237,7 +244,6 @@ def baseline_scores(
       and the analyzer of the TF-IDF vectors.
     """
     test = sample(dataset.test, len(dataset.label_texts))
-    entry = entry or catalog.default_entry(dataset.name, None, None, None, 32)
     weights = propensity.inverse_propensity(dataset.train.labels, a=entry.a, b=entry.b)
     longest = int(np.bincount(test.filter_pairs[:, 0]).max(initial=0))
     depth = min(max(_KS) + min(longest, _MAX_DEPTH), len(dataset.label_texts))
@@ -273,18 +279,17 @@ def sample(test: Split, num_labels: int) -> Split:
     return test.take(np.sort(rng.choice(len(test), SAMPLE_ROWS, replace=False)))
 
 
-def baseline_table(dataset: Dataset, entry: catalog.Entry | None) -> list[str]:
+def baseline_table(dataset: Dataset, entry: catalog.Entry) -> list[str]:
     """Returns the lines of the table of numbers to beat."""
     if len(dataset.test) == 0 or dataset.test.labels.nnz == 0:
         return ["  no test row with labels, so no numbers to beat"]
     scores, num_rows, analyzer = baseline_scores(dataset, entry)
-    a, b = (entry.a, entry.b) if entry else (catalog.DEFAULT_A, catalog.DEFAULT_B)
     rows = f"{num_rows:,} test rows"
     if num_rows < len(dataset.test):
         rows = f"a sample of {num_rows:,} test rows (seed {SAMPLE_SEED})"
     columns = [f"{metric}@{k}" for metric in ("P", "PSP") for k in _KS]
     lines = [
-        f"  numbers to beat: {rows}, filtered, percent; PSP with A = {a}, B = {b}; "
+        f"  numbers to beat: {rows}, filtered, percent; PSP with A = {entry.a}, B = {entry.b}; "
         f"TF-IDF of {analyzer}",
         " " * 26 + "".join(f"{column:>8}" for column in columns),
     ]
