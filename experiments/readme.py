@@ -311,6 +311,7 @@ def _from(module: Any) -> Callable[[Rows, Path], str]:
 
 TOPICS = {
     "our_data_sets": Topic("Our data sets"),
+    "own_data": Topic("People's own data"),
     "losses": Topic("Losses", (_of(table_losses.TABLE),)),
     "hard_negatives": Topic("Hard negatives", (_of(table_hard_negatives.TABLE),)),
     "batching": Topic("Batches and positives", (_of(table_batching.TABLE), _from(pool_statistics))),
