@@ -110,6 +110,27 @@ def test_propensities_are_a_setting(small, tmp_path, monkeypatch):
             settings.check(config)
 
 
+def hints_of(texts, label_texts, rows, test_texts=("none",)):
+    train = split_of(texts, rows, len(label_texts))
+    test = split_of([*test_texts], [[0]] * len(test_texts), len(label_texts))
+    report = summary.summarise(make_dataset("x", train, test, label_texts))
+    return "\n".join(line for line in report if "note" in line)
+
+
+def test_what_was_seen_is_named_with_its_switch():
+    """Single words; test texts that are label texts; labels as peers or as parents."""
+    words = [f"w{i}" for i in range(200)]
+    following = [[(i + 1) % 200, (i - 1) % 200] for i in range(200)]
+    said = hints_of(words, words, following, words[:5])
+    for part in ("--config.encoder.embeddings", "100 % of the test texts", "100 % of the pairs"):
+        assert part in said
+    assert "towers=1" in said and "--config.gandalf.enabled=True" in said
+    upwards = [[i // 2] if i else [] for i in range(200)]
+    assert "like parents: 0 % of the pairs" in hints_of(words, words, upwards)
+    long = [f"{word} with some more words" for word in words]
+    assert "note" not in hints_of(long, [f"label {i} of these" for i in range(200)], following)
+
+
 def test_missing_filter_pairs_are_pointed_out(small):
     bare = Split(small.train.texts, small.train.labels, small.train.filter_pairs[:0])
     report = summary.summarise(make_dataset("x", bare, small.test, small.label_texts))

@@ -11,6 +11,7 @@ from scipy.sparse import csr_matrix
 from xmc_jax.data.dataset import Split
 
 SHARES = ("rows", "texts")
+RETURNED_TEXTS = 20_000
 _ROW_BLOCK = 1 << 18
 _SHOWN = 60  # characters of a text in a note
 
@@ -156,6 +157,31 @@ def reverse_pairs_by_code(
     forward = train_source * num_codes + train_target
     backward = target * num_codes + source
     return train_places[np.isin(forward, backward)], places[np.isin(backward, forward)]
+
+
+def returned(labels: csr_matrix, codes: np.ndarray, label_codes: np.ndarray) -> tuple[int, int]:
+    """How many pairs of a text and a label could be listed the other way round, and how many are.
+
+    Args:
+      labels: ``[n, L]``.
+      codes, label_codes: of the texts and of the labels' texts (`text_codes`).
+
+    Returns:
+      Pairs whose text is a label and whose label is a text, and those of them that are there both
+      ways; of a seeded sample of texts where there are many.
+    """
+    num_codes = 1 + max(int(c.max(initial=0)) for c in (codes, label_codes))
+    is_both, chosen = np.zeros(num_codes, dtype=bool), np.zeros(num_codes, dtype=bool)
+    known = np.intersect1d(codes, label_codes)
+    is_both[known] = True
+    if len(known) > RETURNED_TEXTS:
+        known = np.random.default_rng(0).choice(known, RETURNED_TEXTS, replace=False)
+    chosen[known] = True
+    _, source, target = _pairs(labels, chosen[codes], codes, label_codes, is_both)
+    _, back_source, back_target = _pairs(labels, is_both[codes], codes, label_codes, chosen)
+    both = np.isin(source * num_codes + target, back_target * num_codes + back_source)
+    other = source != target  # a text that is its own label says nothing
+    return int(other.sum()), int((both & other).sum())
 
 
 def _pairs(

@@ -25,6 +25,9 @@ TAIL_POINTS = 5
 VOCABULARY = 30_000  # pieces, as in training
 VOCABULARY_TEXTS, VOCABULARY_LENGTH = 50_000, 256  # of which unknown tokens are counted
 SHOWN_ROWS, SHOWN_LABELS = 3, 10
+SHORT_WORDS = 2.0  # a text, below which words are seldom shared
+MANY_LABEL_TEXTS = 0.1  # share of test texts that are label texts, from which it is pointed out
+FEW_PAIRS, PEERS, PARENTS = 100, 0.5, 0.1  # of pairs that could be listed the other way round
 SAMPLE_ROWS = 5_000
 SAMPLE_SEED = 0
 POSTULATE_ROWS = 1_000
@@ -192,6 +195,7 @@ def _overlap_lines(train: Split, test: Split, label_texts: Sequence[str]) -> lis
         f"  test answers that training lists the other way round: {share:.2f} % "
         f"({len(reversed_):,} of {test.labels.nnz:,})",
     ]
+    lines += _hints(train, test, label_texts, codes)
     lines += _postulate_lines(train, train_codes, label_codes)
     repeated = len(label_codes) - len(np.unique(label_codes))
     if repeated:
@@ -203,6 +207,37 @@ def _overlap_lines(train: Split, test: Split, label_texts: Sequence[str]) -> lis
             "own label is no answer, list such pairs in filter_labels_train.txt and _test.txt"
         )
     return lines
+
+
+def _hints(
+    train: Split, test: Split, label_texts: Sequence[str], codes: Sequence[np.ndarray]
+) -> list[str]:
+    """What follows for a run from the kind of texts and labels, with the switch."""
+    train_codes, test_codes, label_codes = codes
+    hints = []
+    if max(_words(train.texts), _words(label_texts)) < SHORT_WORDS:
+        hints.append(
+            "texts of a word or two seldom share one: --config.encoder.embeddings=FILE starts the "
+            "encoder from word vectors"
+        )
+    of_labels = np.isin(test_codes, label_codes).mean() if len(test) else 0
+    if of_labels > MANY_LABEL_TEXTS:
+        hints.append(
+            f"{100 * of_labels:.0f} % of the test texts are label texts: what their label occurs "
+            "with answers them. Retrieval looks it up, --config.gandalf.enabled=True trains on it"
+        )
+    possible, both = splits.returned(train.labels, train_codes, label_codes)
+    if possible >= FEW_PAIRS and both >= PEERS * possible:
+        hints.append(
+            f"texts and labels are peers: {100 * both / possible:.0f} % of the pairs that could be "
+            "are there both ways. One encoder for both sides suits that, --config.encoder.towers=1"
+        )
+    elif possible >= FEW_PAIRS and both <= PARENTS * possible:
+        hints.append(
+            f"labels are like parents: {100 * both / possible:.0f} % of the pairs that could be "
+            "are there both ways. Try an encoder for each side, --config.encoder.towers=2"
+        )
+    return [f"  note: {hint}" for hint in hints]
 
 
 def _postulate_lines(train: Split, train_codes: np.ndarray, label_codes: np.ndarray) -> list[str]:
