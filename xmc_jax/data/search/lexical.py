@@ -203,6 +203,19 @@ class TextIndex:
                 ids[row, : len(best)], scores[row, : len(best)] = best, score
         return ids, scores
 
+    def nearest(self, queries: csr_matrix, k: int) -> csr_matrix:
+        """Cosines of the k texts that a search of bounded work finds, ``[n, L]``, columns ascending.
+
+        Args:
+          queries: ``[n, V]``.
+          k: texts a query, at most.
+        """
+        ids, scores = self.search(queries, k, budget=BUDGET)
+        indptr = np.concatenate([[0], np.cumsum((ids >= 0).sum(axis=1))])
+        found = csr_matrix((scores[ids >= 0], ids[ids >= 0], indptr), (len(ids), len(self)))
+        found.sort_indices()
+        return found
+
     def scores(self, queries: csr_matrix, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Cosines of pairs ``(rows, ids)``, ``[p]`` float32; rows ascend.
 
