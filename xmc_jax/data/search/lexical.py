@@ -204,7 +204,7 @@ class TextIndex:
         return ids, scores
 
     def nearest(self, queries: csr_matrix, k: int) -> csr_matrix:
-        """Cosines of the k texts that a search of bounded work finds, ``[n, L]``, columns ascending.
+        """Cosines of the k texts that a search of bounded work finds, ``[n, L]``, ids ascending.
 
         Args:
           queries: ``[n, V]``.
