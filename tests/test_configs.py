@@ -56,7 +56,7 @@ def test_builds_and_is_complete(file, name, option):
     flat = workdir.flatten(config.to_dict())
     # Weights of retrieval are chosen after training.
     left_open = {field for field, value in flat.items() if value is None}
-    assert left_open == {"retrieval.points", "retrieval.labels"}
+    assert left_open == {"retrieval.points", "retrieval.labels", "retrieval.lexical"}
     assert config.dataset == name
     options = settings.options_of(config)
     assert (objective(options).clf is not None) == config.classifier

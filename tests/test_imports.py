@@ -39,7 +39,7 @@ ROOMS = {
     "models.heads": "models contracts",
     "models.frugal": "models.encoders models contracts",
     "models.encoders": "models contracts",
-    "data.summaries": "data.readers data.graph data.tokens data metrics catalog files",
+    "data.summaries": "data.readers data.graph data.search data.tokens data metrics catalog files",
     "data.readers": "data catalog files",
     "data": "data.graph files",
     "data.graph": "data.batching contracts",

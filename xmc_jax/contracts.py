@@ -7,7 +7,7 @@ Nothing here computes. A new encoder is an `Encoder`, a new family a `Family` wh
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -49,6 +49,10 @@ class TokenBatch(NamedTuple):
 
 class Tokens(Protocol):
     """Tokens of texts, without padding; row -1 is a text without any."""
+
+    @property
+    def texts(self) -> Sequence[str] | None:
+        """The texts, without prefixes, where they are known."""
 
     def __len__(self) -> int: ...
 

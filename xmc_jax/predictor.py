@@ -169,11 +169,15 @@ class Predictor:
     def encode(self, texts: Iterable[str], *, head: str | None = None) -> np.ndarray:
         """Vectors of texts, ``[n, v]`` (of UniDEC ``v`` is d, and 2 d for concat).
 
-        Scores are their dot products with `label_vectors`, and the tail weight's part; of a frugal
-        classifier the vectors are features for labels and for clusters, side by side.
+        Scores are their dot products with `label_vectors`, and what retrieval and the tail weight
+        add; of a frugal classifier the vectors are features for labels and for clusters, side by
+        side.
         """
         tokens = self._tokens(_listed(texts), "query")
-        return self._ranker.query_vectors(tokens, None, self._head(head))
+        head, ranker = self._head(head), self._ranker
+        if isinstance(ranker, RetrievalRanker) and head == ranker.head:
+            head = ranker.base.heads[0]  # the same vectors, without the terms
+        return ranker.query_vectors(tokens, None, head)
 
     def predict_ids(
         self,
@@ -199,7 +203,7 @@ class Predictor:
             )
         # A data set may hold one text under several ids: all of them are left out.
         extra = self._most_repeated() if exclude_same_text else 0
-        scores, ids = self._ranker.search(vectors, head, k + extra)
+        scores, ids = self._ranker.search(self._queries(texts, vectors, head), head, k + extra)
         if exclude_same_text:
             same = self._same_text(texts, ids)
             order = np.argsort(same, axis=1, kind="stable")
@@ -252,7 +256,7 @@ class Predictor:
           For each text, labels as ``{"id", "text", "score", "terms", "because"}``. ``terms`` adds
           up to the score. ``because`` has, where there is retrieval, the training points
           (``points``) and the label texts (``labels``) that voted for the label, with what each
-          adds.
+          adds; what its words have in common with the text is the term ``lexical``.
 
         Raises:
           ValueError: as `predict`.
@@ -260,22 +264,34 @@ class Predictor:
         texts, head = _listed(texts), self._head(head)
         vectors = self.encode(texts, head=head)
         ids, scores = self.predict_ids(texts, k=k, head=head, vectors=vectors)
-        reasons = self._reasons(vectors, ids, head, most)
+        reasons = self._reasons(texts, vectors, ids, head, most)
         rows = _rows(self, ids, scores, None)
         return [
             [{**label, **reason} for label, reason in zip(row, of_row)]
             for row, of_row in zip(rows, reasons)
         ]
 
+    def _queries(self, texts: Sequence[str], vectors: np.ndarray, head: str) -> np.ndarray:
+        """What the ranker is asked: vectors, and with retrieval the texts' terms behind them."""
+        ranker = self._ranker
+        if isinstance(ranker, RetrievalRanker) and head == ranker.head:
+            return ranker.with_terms(vectors, texts)
+        return vectors
+
     def _reasons(
-        self, vectors: np.ndarray, ids: np.ndarray, head: str, most: int = 3
+        self,
+        given: Sequence[str],
+        vectors: np.ndarray,
+        ids: np.ndarray,
+        head: str,
+        most: int = 3,
     ) -> Iterator[list[dict[str, Any]]]:
         """What scores are made of, a row of labels after the other."""
-        ranker = self._ranker
-        terms = ranker.terms(vectors, head, ids)
+        ranker, queries = self._ranker, self._queries(given, vectors, head)
+        terms = ranker.terms(queries, head, ids)
         voters: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         if isinstance(ranker, RetrievalRanker) and head == ranker.head:
-            voters = ranker.voters(vectors, ids, most)
+            voters = ranker.voters(queries, ids, most)
         texts = {name: self._key_texts(name) for name in voters}
         for row in range(len(ids)):
             yield [
@@ -315,7 +331,7 @@ class Predictor:
             self._run.tokenizer,
             max_length=form.max_length,
             special_tokens=form.special_tokens,
-        )
+        ).of(texts)
         try:
             return read(tokens, keep=keep)
         except OSError as error:
@@ -490,7 +506,7 @@ def predict_file(
             )
             reasons: Iterable[list[dict[str, Any]]] = itertools.repeat([{}] * ids.shape[1])
             if explain:
-                reasons = model._reasons(vectors, ids, model._head(head))
+                reasons = model._reasons(texts, vectors, ids, model._head(head))
             with contextlib.nullcontext() if target == "-" else files.naming(target):
                 rows_of = zip(texts, _rows(model, ids, scores, min_score), reasons)
                 for text, labels, because in rows_of:

@@ -48,6 +48,7 @@ def test_nothing_is_left_open(get_config, rows, labels):
     assert {name for name, value in flat.items() if value is None} == {
         "retrieval.points",
         "retrieval.labels",
+        "retrieval.lexical",
     }
     assert config.encoder.name and config.index in ("exact", "ivf")
     assert (config.index == "ivf") == (2.0 * rows * labels * config.head_dim >= 1e14)

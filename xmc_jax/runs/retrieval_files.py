@@ -6,6 +6,7 @@ points/labels.*.npy           their labels, [n, L] as CSR
 points/texts                  their texts, one a line, for explanations
 labels/vectors.npy            [L, w] float16: keys of label texts, embedded as queries
 labels/labels.*.npy           their Gandalf targets, [L, L] as CSR
+lexical/*.npy                 TF-IDF index of the label texts (`xmc_jax.data.search.lexical`)
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from xmc_jax.data.dataset import filter_matrix
 from xmc_jax.data.graph import label_graph
 from xmc_jax.data.graph.gandalf import gandalf_targets
 from xmc_jax.data.search.keys import Keys
+from xmc_jax.data.search.lexical import TextIndex
 from xmc_jax.metrics.propensity import inverse_propensity
 from xmc_jax.training import checkpoints, refresh, retrieval_choice, training_data
 from xmc_jax.training.options import RetrievalOptions, TrainingOptions
-from xmc_jax.training.retrieval import RetrievalRanker, Setting
+from xmc_jax.training.retrieval import RetrievalRanker, Setting, texts_of
 
 FOLDER = "retrieval"
+PARTS, LEXICAL = ("points", "labels"), "lexical"
 FORMAT = 1
 LEAST = 0.1  # weight of the points where there are remembered ones and retrieval was not chosen
 DELTA, TARGETS = 0.1, 100  # of the label graph: threshold, and most targets of a label
@@ -106,12 +109,17 @@ def ranker(
         setting = dataclasses.replace(setting, points=LEAST)
     if not setting.weights:
         return base
-    parts = {name: _read_keys(folder / name, owner, kind) for name in setting.weights}
+    parts = {
+        name: _read_keys(folder / name, owner, kind) for name in PARTS if name in setting.weights
+    }
+    texts = TextIndex.read(folder / LEXICAL) if setting.lexical else None
     if remembered is not None:
         for name, more in _more_keys(owner, base, remembered).items():
             if name in parts:
                 parts[name] = parts[name].joined(more)
-    return RetrievalRanker(base, parts, setting)
+        if texts is not None and len(remembered.new_labels):
+            texts = texts.joined(texts_of(remembered.new_labels, None))
+    return RetrievalRanker(base, parts, setting, texts)
 
 
 def _more_keys(owner: Owner, base: Ranker, remembered: Remembered) -> dict[str, Keys]:
@@ -160,24 +168,28 @@ def make(
         if setting is None and data.held_out is None:
             logging.info(
                 "retrieval: no held-out rows to choose its weights on, so there is none; "
-                "config.retrieval.points and config.retrieval.labels set them"
+                "config.retrieval.points, .labels and .lexical set them"
             )
             setting = Setting()
         _write_keys(temporary, base, data, label_queries)
+        if setting is None or setting.lexical:
+            _index_texts(data).write(temporary / LEXICAL)
         if setting is None and data.held_out is not None:
-            parts = {name: _read_keys(temporary / name, owner) for name in ("points", "labels")}
+            parts = {name: _read_keys(temporary / name, owner) for name in PARTS}
             labels, entry = data.dataset.train.labels, data.entry
             choice = retrieval_choice.choose(
                 base,
                 parts,
                 data.held_out,
                 inverse_propensity(labels, a=entry.a, b=entry.b),
+                texts=TextIndex.read(temporary / LEXICAL),
                 choose_by=options.choose_by,
             )
             setting, facts = choice.setting, _say(choice, options.choose_by, data)
         assert setting is not None
-        if not setting.labels:  # points are kept: more of them may be remembered
-            files.remove(temporary / "labels")
+        for name in ("labels", LEXICAL):  # points are kept: more of them may be remembered
+            if name not in setting.weights:
+                files.remove(temporary / name)
         info = {
             **_identity(owner, base),
             "setting": dataclasses.asdict(setting),
@@ -191,11 +203,10 @@ def make(
 
 def _fixed(options: RetrievalOptions) -> Setting | None:
     """The setting of a configuration, unless it is left open."""
-    if options.points is None and options.labels is None:
+    weights = options.points, options.labels, options.lexical
+    if all(weight is None for weight in weights):
         return None
-    return Setting(
-        options.neighbours, options.temperature, options.points or 0.0, options.labels or 0.0
-    )
+    return Setting(options.neighbours, options.temperature, *(weight or 0.0 for weight in weights))
 
 
 def _say(
@@ -258,6 +269,13 @@ def _write_keys(
     text_files.write_lines(folder / "points" / "texts", (texts[row] for row in rows.tolist()))
     targets = gandalf_targets(labels, delta=DELTA, depth=TARGETS)
     _write_part(folder / "labels", base, label_queries, np.arange(len(label_queries)), targets)
+
+
+def _index_texts(data: training_data.TrainingData) -> TextIndex:
+    """The label texts; terms are counted in them and in the training points."""
+    points = np.flatnonzero(np.diff(training_labels(data).indptr) > 0)
+    texts = data.dataset.train.texts
+    return TextIndex.of(data.dataset.label_texts, (texts[row] for row in points.tolist()))
 
 
 def training_labels(data: training_data.TrainingData) -> csr_matrix:

@@ -75,10 +75,11 @@ def common(family: str, dataset: str) -> ConfigDict:
 
 
 def retrieval_options() -> ConfigDict:
-    """Training points and label texts near a query vote for labels, after training."""
+    """Training points, label texts and their words count beside the model, after training."""
     options = ConfigDict()
     options.enabled = True
-    leave_open(options, float, "points", "labels")  # weights; None = chosen on held-out rows
+    # Weights; all None = chosen on held-out rows; one that is set leaves out the others.
+    leave_open(options, float, "points", "labels", "lexical")
     options.neighbours = 50  # m and tau where the weights are set
     options.temperature = 0.1
     options.choose_by = "P@5"  # metric of held-out rows, by which weights are chosen

@@ -197,7 +197,7 @@ def read_through(frozen: FrozenLayers | None, tokens: Tokens, *, keep: bool) -> 
     if frozen is None:
         return tokens
     assert isinstance(tokens, TokenStore)
-    return frozen(tokens, keep=keep)
+    return frozen(tokens, keep=keep).of(tokens.texts)
 
 
 def _check_room(path: Path, size: int) -> None:

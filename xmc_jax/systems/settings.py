@@ -65,6 +65,7 @@ BOUNDS: Bounds = {  # at least, at most
     "retrieval.temperature": (1e-4, None),
     "retrieval.points": (0, None),
     "retrieval.labels": (0, None),
+    "retrieval.lexical": (0, None),
     "seed": (0, 2**63 - 1),
     "encoder.dim": (1, None),
     "encoder.token_scale": (1e-6, None),

@@ -56,6 +56,7 @@ class RetrievalOptions:
     temperature: float = 0.1
     points: float | None = None
     labels: float | None = None
+    lexical: float | None = None
     choose_by: str = "P@5"
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -18,9 +18,16 @@ from scipy.sparse import csr_matrix
 from xmc_jax.contracts import Ranker
 from xmc_jax.data.dataset import filter_matrix
 from xmc_jax.data.search.keys import Keys, entries
+from xmc_jax.data.search.lexical import TextIndex
 from xmc_jax.metrics.ranked_lists import positives
 from xmc_jax.training.evaluation import depth
-from xmc_jax.training.retrieval import Setting, candidates
+from xmc_jax.training.retrieval import (
+    BASE_CANDIDATES,
+    LEXICAL_CANDIDATES,
+    Setting,
+    candidates,
+    texts_of,
+)
 from xmc_jax.training.training_data import EvaluationSplit
 
 NEIGHBOURS = (20, 50, 100)
@@ -29,7 +36,10 @@ WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0)
 OF_PROBABILITIES = (10.0, 20.0)  # further weights, where a score is one
 METRICS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
 GUARDS = ("P@1", "PSP@1")  # what must not be lost
+LEXICAL = "lexical"
+_TOP = 5  # labels that a metric reads
 _BLOCK = 1 << 10
+_PAIRS = 1 << 23  # of candidates that are compared at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,14 +60,22 @@ class Choice:
 
 
 def grid(parts: Sequence[str], *, probabilities: bool = False) -> list[Setting]:
-    """Settings to choose from, none of it first."""
+    """Settings to choose from, none of it first; those of the same m and tau stand together."""
     weights = WEIGHTS + (OF_PROBABILITIES if probabilities else ())
-    settings = [Setting()]
-    for m, tau in itertools.product(NEIGHBOURS, TEMPERATURES):
-        for values in itertools.product(weights, repeat=len(parts)):
-            if any(values):
-                settings.append(Setting(m, tau, **dict(zip(parts, values))))
-    return settings
+    found = [dict(zip(parts, values)) for values in itertools.product(weights, repeat=len(parts))]
+    votes = lambda values: any(values[name] for name in values if name != LEXICAL)
+    plain = Setting()  # m and tau do not matter where nothing votes
+    alone = [
+        Setting(plain.neighbours, plain.temperature, **values)
+        for values in found
+        if not votes(values)
+    ]
+    return alone + [
+        Setting(m, tau, **values)
+        for m, tau in itertools.product(NEIGHBOURS, TEMPERATURES)
+        for values in found
+        if votes(values)
+    ]
 
 
 def choose(
@@ -66,6 +84,7 @@ def choose(
     split: EvaluationSplit,
     inverse_propensity: np.ndarray,
     *,
+    texts: TextIndex | None = None,
     choose_by: str = "P@5",
     settings: Sequence[Setting] | None = None,
 ) -> Choice:
@@ -80,6 +99,7 @@ def choose(
       parts: keys, none of which is made of these rows.
       split: the held-out rows.
       inverse_propensity: ``[L]``.
+      texts: of the labels, for a lexical part.
       choose_by: one of `METRICS`.
       settings: to choose from, none of it first; default `grid`.
 
@@ -88,17 +108,21 @@ def choose(
     """
     if choose_by not in METRICS:
         raise ValueError(f"choose_by = {choose_by!r}: expected one of {', '.join(METRICS)}.")
-    settings = settings or grid(tuple(parts), probabilities=base.probabilities)
+    if settings is None:
+        names = (*parts, LEXICAL) if texts is not None else tuple(parts)
+        settings = grid(names, probabilities=base.probabilities)
     names = tuple(dict.fromkeys((choose_by, *GUARDS)))
-    values = _measure(base, parts, split, inverse_propensity, settings, names)  # name: [S, n]
+    values = _measure(  # name: [S, n]
+        base, parts, split, inverse_propensity, settings, names, texts=texts
+    )
     kept = np.ones(len(settings), bool)
     for name in GUARDS:
-        difference = values[name] - values[name][0]
-        kept &= difference.mean(axis=1) >= -_standard_error(difference)
+        gained, error = _compared(values[name], 0)
+        kept &= gained >= -error
     means = values[choose_by].mean(axis=1)
     best = int(np.argmax(np.where(kept, means, -np.inf)))
-    short = values[choose_by][best] - values[choose_by]
-    near = np.flatnonzero(kept & (short.mean(axis=1) <= _standard_error(short)))
+    gained, error = _compared(values[choose_by], best)
+    near = np.flatnonzero(kept & (gained >= -error))
     plainness = lambda i: (
         round(sum(settings[i].weights.values()), 6),
         settings[i].neighbours,
@@ -110,10 +134,15 @@ def choose(
     return Choice(settings[chosen], figures(0), figures(chosen), 100 * float(means[best]))
 
 
-def _standard_error(differences: np.ndarray) -> np.ndarray:
-    """Of the mean of each row of paired differences ``[S, n]``; 0 of a single pair."""
-    n = differences.shape[1]
-    return differences.std(axis=1, ddof=min(1, n - 1)) / math.sqrt(n)
+def _compared(values: np.ndarray, other: int) -> tuple[np.ndarray, np.ndarray]:
+    """What rows of ``[S, n]`` have more than another one, in the mean, and its standard error.
+
+    The differences are paired; the error of a single pair is 0.
+    """
+    n = values.shape[1]
+    differences = (row - values[other] for row in values)  # one at a time: all are gigabytes
+    found = np.array([(row.mean(), row.std(ddof=min(1, n - 1))) for row in differences])
+    return found[:, 0], found[:, 1] / math.sqrt(n)
 
 
 def _measure(
@@ -123,6 +152,8 @@ def _measure(
     inverse_propensity: np.ndarray,
     settings: Sequence[Setting],
     names: Sequence[str],
+    *,
+    texts: TextIndex | None = None,
 ) -> dict[str, np.ndarray]:
     """Each metric's share of each row under each setting, ``[S, n]``: their means are the metric.
 
@@ -133,18 +164,28 @@ def _measure(
     deep = depth(split, (5,))
     queries = base.query_vectors(split.tokens, split.rows, base.heads[0])
     keys = base.key_vectors(queries, base.heads[0])
+    if texts is not None:
+        packed = texts.pack(texts.vocabulary.vectors(texts_of(split.tokens, split.rows)))
+        deep = max(deep, BASE_CANDIDATES)  # some of them have a word in common with the query
     most = max(setting.neighbours for setting in settings)
     near = {name: part.nearest(keys, most) for name, part in parts.items()}
     own = base.search(queries, base.heads[0], min(deep, base.num_labels))
     values = {name: np.zeros((len(settings), len(queries)), np.float32) for name in names}
     for start in range(0, len(queries), _BLOCK):
         rows = slice(start, start + _BLOCK)
-        block = _Block(base, parts, queries[rows], near, own, rows)
+        votes = {name: (x[rows], ids[rows]) for name, (x, ids) in near.items()}
+        words = None if texts is None else (texts, texts.unpack(packed[rows]))
+        found = own[0][rows], own[1][rows]
+        block = _Block(base, parts, queries[rows], found, votes, words)
         block.look_up(truth[rows], filters[rows], inverse_propensity)
-        for number, setting in enumerate(settings):
-            top = block.top(setting)
-            for name in names:
-                values[name][number, rows] = block.gain(top, name)
+        number = 0
+        for (m, tau), group in itertools.groupby(settings, lambda x: (x.neighbours, x.temperature)):
+            contest = block.contest(m, tau)
+            for setting in group:
+                top = contest.top(setting)
+                for name in names:
+                    values[name][number, rows] = contest.gain(top, name)
+                number += 1
     for name in names:
         if name.startswith("PSP"):
             values[name] /= _best_gain(truth, inverse_propensity, int(name.split("@")[1]))
@@ -159,25 +200,25 @@ class _Block:
         base: Ranker,
         parts: Mapping[str, Keys],
         queries: np.ndarray,
-        near: Mapping[str, tuple[np.ndarray, np.ndarray]],
         own: tuple[np.ndarray, np.ndarray],
-        rows: slice,
+        near: Mapping[str, tuple[np.ndarray, np.ndarray]],
+        words: tuple[TextIndex, csr_matrix] | None,
     ) -> None:
-        self.parts = parts
-        self.near = {name: (x[rows], ids[rows]) for name, (x, ids) in near.items()}
-        # What no part votes for is ranked by the model alone: a few of it are enough.
-        votes = {
-            name: part.votes(self.near[name], max(TEMPERATURES)) for name, part in parts.items()
-        }
-        self.row, self.label, scores = candidates(
-            base, queries, (own[0][rows], own[1][rows]), votes
-        )
+        self.parts, self.near = parts, near
+        # What no part gives anything is ranked by the model alone: a few of it are enough.
+        votes = {name: part.votes(near[name], max(TEMPERATURES)) for name, part in parts.items()}
+        if words is not None:
+            votes[LEXICAL] = words[0].nearest(words[1], LEXICAL_CANDIDATES)
+        self.row, self.label, scores = candidates(base, queries, own, votes)
         counts = np.bincount(self.row, minlength=len(queries))
         self.column = np.arange(len(self.row)) - np.repeat(np.cumsum(counts) - counts, counts)
-        self.shape = len(queries), max(5, int(counts.max(initial=0)))
+        self.shape = len(queries), max(_TOP, int(counts.max(initial=0)))
         self.scores = self._matrix(scores, -np.inf)
         self.factor = base.tail_factor(self.label)
-        self.votes: tuple[Any, dict[str, np.ndarray]] = None, {}
+        self.lexical: dict[str, np.ndarray] = {}
+        if words is not None:
+            cosines = words[0].scores(words[1], self.row, self.label)
+            self.lexical[LEXICAL] = self._matrix(cosines * self.factor, 0)
 
     def look_up(self, truth: csr_matrix, filters: csr_matrix, inverse: np.ndarray) -> None:
         """Find out which candidates are right, and which are to be left out."""
@@ -187,24 +228,44 @@ class _Block:
         out = self._matrix(entries(filters, self.row, self.label), 0) > 0
         self.scores = np.where(out, -np.inf, self.scores)
 
+    def contest(self, m: int, tau: float) -> _Contest:
+        """Those that some weights put among the first five, by m neighbours and temperature tau."""
+        values = dict(self.lexical)
+        for name, part in self.parts.items():
+            votes = part.votes((self.near[name][0][:, :m], self.near[name][1][:, :m]), tau)
+            values[name] = self._matrix(entries(votes, self.row, self.label) * self.factor, 0)
+        columns = _possible(self.scores, list(values.values()))
+        take = lambda matrix: np.take_along_axis(matrix, columns, axis=1)
+        values = {name: take(matrix) for name, matrix in values.items()}
+        return _Contest(take(self.scores), values, take(self.hits), take(self.gains))
+
+    def _matrix(self, values: np.ndarray, empty: float) -> np.ndarray:
+        matrix = np.full(self.shape, empty, np.float32)
+        matrix[self.row, self.column] = values
+        return matrix
+
+
+class _Contest(NamedTuple):
+    """Candidates of some rows, ``[q, C]`` each; columns of a row by label.
+
+    Attributes:
+      scores: of the model.
+      values: of each part, without its weight.
+      hits: 1 where a label is right.
+      gains: its inverse propensity there.
+    """
+
+    scores: np.ndarray
+    values: dict[str, np.ndarray]
+    hits: np.ndarray
+    gains: np.ndarray
+
     def top(self, setting: Setting) -> np.ndarray:
         """Columns of the five best under a setting, best first, ``[q, 5]``."""
-        key = setting.neighbours, setting.temperature
-        if self.votes[0] != key:  # settings of the same votes come one after the other
-            m, tau = key
-            votes = {
-                name: part.votes((self.near[name][0][:, :m], self.near[name][1][:, :m]), tau)
-                for name, part in self.parts.items()
-            }
-            values = {
-                name: self._matrix(entries(part, self.row, self.label) * self.factor, 0)
-                for name, part in votes.items()
-            }
-            self.votes = key, values
         total = self.scores
         for name, weight in setting.weights.items():
-            total = total + np.float32(weight) * self.votes[1][name]
-        best = np.sort(np.argpartition(-total, 4, axis=1)[:, :5], axis=1)
+            total = total + np.float32(weight) * self.values[name]
+        best = np.sort(np.argpartition(-total, _TOP - 1, axis=1)[:, :_TOP], axis=1)
         order = np.argsort(-np.take_along_axis(total, best, axis=1), axis=1, kind="stable")
         return np.take_along_axis(best, order, axis=1)
 
@@ -214,10 +275,49 @@ class _Block:
         values = self.gains if kind == "PSP" else self.hits
         return np.take_along_axis(values, top[:, : int(k)], axis=1).sum(axis=1) / int(k)
 
-    def _matrix(self, values: np.ndarray, empty: float) -> np.ndarray:
-        matrix = np.full(self.shape, empty, np.float32)
-        matrix[self.row, self.column] = values
-        return matrix
+
+def _possible(scores: np.ndarray, values: Sequence[np.ndarray]) -> np.ndarray:
+    """Columns that may be among the first five under some weights, ascending, ``[q, C]``.
+
+    A candidate cannot be, that five others precede under all weights: they have as much of every
+    part, and a higher score or the same and a lower column. Few of hundreds remain, so that
+    thousands of weights can be tried.
+
+    Args:
+      scores: of the model, ``[q, W]``.
+      values: of each part.
+    """
+    columns = np.argsort(-scores, axis=1, kind="stable")
+    scores, *values = (np.take_along_axis(x, columns, axis=1) for x in (scores, *values))
+    strong = np.zeros(scores.shape, bool)  # the first ones of some weights precede most others
+    for weights in itertools.product((0, 2), repeat=len(values)):
+        total = scores + sum(np.float32(weight) * x for weight, x in zip(weights, values))
+        first = np.argpartition(-total, _TOP - 1, axis=1)[:, :_TOP]
+        np.put_along_axis(strong, first, True, axis=1)
+    for _ in range(2):
+        kept = _preceded(values, strong) < _TOP
+        most = max(_TOP, int(kept.sum(axis=1).max(initial=0)))
+        chosen = np.sort(np.argsort(~kept, axis=1, kind="stable")[:, :most], axis=1)
+        columns, *values = (np.take_along_axis(x, chosen, axis=1) for x in (columns, *values))
+        strong = np.ones(columns.shape, bool)  # then all that remain
+    return np.sort(columns, axis=1)
+
+
+def _preceded(values: Sequence[np.ndarray], strong: np.ndarray) -> np.ndarray:
+    """How many of the ``strong`` columns before each column have as much of every value."""
+    count, width = int(strong.sum(axis=1).max(initial=0)), strong.shape[1]
+    first = np.argsort(~strong, axis=1, kind="stable")[:, :count]
+    number = np.zeros(strong.shape, np.int32)
+    step = max(1, _PAIRS // (max(1, count) * width))
+    for start in range(0, len(strong), step):
+        rows = slice(start, start + step)
+        before = first[rows, :, None] < np.arange(width)  # [q, count, W]
+        before &= np.take_along_axis(strong[rows], first[rows], axis=1)[:, :, None]
+        for value in values:
+            of_first = np.take_along_axis(value[rows], first[rows], axis=1)
+            before &= of_first[:, :, None] >= value[rows, None, :]
+        number[rows] = before.sum(axis=1)
+    return number
 
 
 def _best_gain(truth: csr_matrix, inverse: np.ndarray, k: int) -> float:

@@ -252,13 +252,14 @@ def token_store(
     form: TextForm, tokenizer: Tokenizer, texts: Sequence[str], side: Side
 ) -> TokenStore:
     """Token ids of texts, from the cache or made once."""
-    return token_stores.tokenize(
+    store = token_stores.tokenize(
         with_prefix(form, texts, side),
         tokenizer,
         max_length=form.max_length,
         folder=files.cache_folder() / "tokens",
         special_tokens=form.special_tokens,
     )
+    return store.of(texts)
 
 
 def hold_out_rows(

@@ -14,6 +14,7 @@ import scipy.sparse as sp
 
 from xmc_jax import metrics
 from xmc_jax.data.graph import gandalf
+from xmc_jax.data.search import lexical
 from xmc_jax.data.summaries import baselines
 from xmc_jax.metrics import propensity
 
@@ -137,9 +138,9 @@ def test_empty_inputs_and_errors() -> None:
 def test_blocks_bound_the_product() -> None:
     """No block has more than the bound, rows come once and in order, a heavy row stands alone."""
     vectors = sp.csr_matrix(np.array([[1, 0], [0, 1], [1, 1], [0, 0], [1, 0], [1, 0]], np.float32))
-    found = list(baselines._row_blocks(vectors, np.array([4, 3]), 6))
+    found = list(lexical._row_blocks(vectors, np.array([4, 3]), 6))
     assert [(rows.start, rows.stop) for rows in found] == [(0, 1), (1, 2), (2, 3), (3, 5), (5, 6)]
-    whole = list(baselines._row_blocks(vectors, np.array([4, 3]), 10**6))
+    whole = list(lexical._row_blocks(vectors, np.array([4, 3]), 10**6))
     assert [(rows.start, rows.stop) for rows in whole] == [(0, 6)]
 
 

@@ -46,7 +46,7 @@ def test_builds_and_is_complete(system, name, option):
     flat = workdir.flatten(config.to_dict())
     # Weights of retrieval are chosen after training.
     left_open = {field for field, value in flat.items() if value is None}
-    assert left_open == {"retrieval.points", "retrieval.labels"}
+    assert left_open == {"retrieval.points", "retrieval.labels", "retrieval.lexical"}
     assert config.dataset == name and config.gandalf.enabled == (option == ",gandalf")
     assert config.batch_size <= config.pool_size and config.max_length <= config.row_length
     options = settings.options_of(config)

@@ -12,7 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,16 @@ class TokenStore:
       ids: ``[tokens]`` uint16, or uint32 where an id is above 65,535; memory-mapped if from disk.
         ``[tokens, H]`` where hidden states stand in their place (`xmc_jax.systems.frozen_layers`).
       offsets: ``[n + 1]`` int64.
+      texts: the texts, where they are known; they are not stored with the tokens.
     """
 
     ids: np.ndarray
     offsets: np.ndarray
+    texts: Sequence[str] | None = None
+
+    def of(self, texts: Sequence[str] | None) -> TokenStore:
+        """The same tokens, with the texts that they are of."""
+        return replace(self, texts=texts)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -102,6 +108,7 @@ class JoinedTokens:
 
     first: Tokens
     second: Tokens
+    texts = None
 
     def __len__(self) -> int:
         return len(self.first) + len(self.second)
