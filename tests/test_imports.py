@@ -24,9 +24,9 @@ ROOMS = {
     "remember": "predictor host",
     "prepare": "data.summaries data.readers host",
     "inspect_labels": "data.summaries data.readers host",
-    "predictor": "runs training data.readers data.tokens metrics contracts files",
+    "predictor": "runs training data.readers data.tokens data metrics contracts files",
     "runs": "systems training data.summaries data.readers data.search data.graph data.tokens data "
-    "metrics contracts files",
+    "metrics contracts catalog files",
     "systems": "systems.unidec systems.frugal training models models.frugal models.encoders "
     "data.graph data.batching data.tokens data tables host contracts catalog files",
     "systems.unidec": "systems training models models.heads models.encoders data.search "
