@@ -25,7 +25,6 @@ def prepare(scores: jax.Array, targets: jax.Array, where: jax.Array | None) -> I
 
     A masked score may be anything, NaN included: it is replaced here, before any arithmetic,
     because the gradient of ``where(mask, f(x), 0)`` is NaN where ``f`` has no finite derivative.
-    An infinite score is a constant from here on: its gradient is 0.
     """
     scores, targets = jnp.asarray(scores), jnp.asarray(targets)
     if scores.ndim == 0 or scores.shape != targets.shape:
@@ -39,9 +38,23 @@ def prepare(scores: jax.Array, targets: jax.Array, where: jax.Array | None) -> I
     else:
         where = _broadcast("where", jnp.asarray(where).astype(bool), scores.shape)
     scores = jnp.where(where, scores.astype(dtype), 0)
-    scores = jnp.where(jnp.isinf(scores), jax.lax.stop_gradient(scores), scores)
     targets = jnp.where(where, targets.astype(dtype), 0)
     return Inputs(scores, targets, where, targets > 0)
+
+
+@jax.custom_jvp
+def replace(x: jax.Array, condition: jax.Array, value: jax.Array | float) -> jax.Array:
+    """``x``, with ``value`` where ``condition``; its gradient is that of ``x`` everywhere.
+
+    For limits at infinite scores: there arithmetic such as inf - inf has no value, but the gradient
+    of ``x`` is the right one.
+    """
+    return jnp.where(condition, value, x)
+
+
+@replace.defjvp
+def _replace_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    return replace(*primals), tangents[0]
 
 
 def reduce_rows(
@@ -65,7 +78,7 @@ def reduce_rows(
     if weights is not None:
         weights = _broadcast("weights", jnp.asarray(weights).astype(rows.dtype), rows.shape)
         mass = jnp.where(counted, weights, 0)
-        rows = mass * jnp.where((mass == 0) & jnp.isinf(rows), 0, rows)
+        rows = mass * jnp.where((mass == 0) & jnp.isinf(rows), 0, rows)  # 0 * inf is NaN
     if reduce_fn is None:
         return rows
     if reduce_fn is jnp.mean:

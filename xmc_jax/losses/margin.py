@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from xmc_jax.losses._reduce import Inputs, ReduceFn, prepare, reduce_rows
+from xmc_jax.losses._reduce import Inputs, ReduceFn, prepare, reduce_rows, replace
 
 
 def triplet_loss(
@@ -40,8 +40,8 @@ def triplet_loss(
 
     Returns:
       The reduced loss, or ``[...]`` rows. A row counts if it has a positive and a negative; else it
-      gives 0. Infinite scores give the limit, possibly infinite, those of one sign being equal;
-      their own gradient is 0. Scores beyond 1e30 count as infinite.
+      gives 0. Infinite scores give the limit, possibly inf, with its gradient: -1 for the positive
+      of an active pair, 1 for its negative, each divided by the number of pairs.
 
     Raises:
       ValueError: shapes of scores and targets differ, or where or weights do not broadcast.
@@ -57,23 +57,8 @@ def triplet_loss(
     negative = inputs.where & ~inputs.positive
     dtype = inputs.scores.dtype
     num_pairs = _count(inputs.positive, dtype) * _count(negative, dtype)  # [...]
-    finite = ~(jnp.abs(inputs.scores) > _HUGE)  # NaN stays in, and visible
-    rows = _sum_of_hinges(
-        Inputs(
-            jnp.where(finite, inputs.scores, 0),
-            inputs.targets,
-            inputs.where & finite,
-            inputs.positive & finite,
-        ),
-        negative & finite,
-        margin,
-    )
-    rows += _hinges_of_infinite(inputs, negative, margin)
-    rows /= jnp.maximum(num_pairs, 1)
+    rows = _sum_of_hinges(inputs, negative, margin) / jnp.maximum(num_pairs, 1)
     return reduce_rows(rows, num_pairs > 0, weights, reduce_fn)
-
-
-_HUGE = 1e30  # larger scores would overflow in sums over pairs
 
 
 def _sum_of_hinges(inputs: Inputs, negative: jax.Array, margin: float | jax.Array) -> jax.Array:
@@ -84,38 +69,34 @@ def _sum_of_hinges(inputs: Inputs, negative: jax.Array, margin: float | jax.Arra
     negatives after it. The sum is then linear in the sorted values, with those counts as
     coefficients.
     """
-    lowest = jnp.min(
-        jnp.where(inputs.positive, inputs.scores, jnp.inf), axis=-1, keepdims=True, initial=jnp.inf
+    lowest, highest = (
+        jnp.min(inputs.scores, -1, keepdims=True, initial=jnp.inf, where=inputs.positive),
+        jnp.max(inputs.scores, -1, keepdims=True, initial=-jnp.inf, where=negative),
     )
     # Each active pair adds one value and takes one away, so a shift cancels. With the lowest s_p no
     # value that takes part is larger than the largest hinge, whatever the scores are.
     shift = jax.lax.stop_gradient(jnp.where(jnp.isfinite(lowest), lowest, 0))
     values = inputs.scores - shift
+    infinite = jnp.isinf(values)
     values = jnp.where(inputs.positive, values - margin, values)
     # 0 = negative, 1 = positive, 2 = masked. At equal values negatives come first: a pair just at
-    # the margin is inactive, in any order of the pool.
-    kind = jnp.where(inputs.positive, 1, jnp.where(negative, 0, 2)).astype(jnp.int32)
+    # the margin is inactive, in any order of the pool. -1 = positive at infinity: it leads its like
+    # by nothing, which is less than a margin above 0.
+    rank = jnp.where(infinite & (margin > 0), -1, 1)
+    kind = jnp.where(inputs.positive, rank, jnp.where(negative, 0, 2)).astype(jnp.int32)
     values, kind = jax.lax.sort((values, kind), dimension=-1, num_keys=2)
-    positives, negatives = kind == 1, kind == 0
+    positives, negatives = jnp.abs(kind) == 1, kind == 0
     positives_before = jnp.cumsum(positives, axis=-1)
     negatives_after = jnp.sum(negatives, axis=-1, keepdims=True) - jnp.cumsum(negatives, axis=-1)
     coefficients = jnp.where(negatives, positives_before, 0) - jnp.where(
         positives, negatives_after, 0
     )
-    return jnp.sum(coefficients * values, axis=-1)
-
-
-def _hinges_of_infinite(
-    inputs: Inputs, negative: jax.Array, margin: float | jax.Array
-) -> jax.Array:
-    """Sum over pairs with an infinite score, ``[...]``: 0, the margin if equal, or infinite."""
-    high, low = inputs.scores > _HUGE, inputs.scores < -_HUGE
-    pairs = lambda p, n: (
-        _count(inputs.positive & p, inputs.scores.dtype) * _count(negative & n, inputs.scores.dtype)
-    )
-    lost = pairs(low, ~low) + pairs(~high, high)
-    equal = pairs(low, low) + pairs(high, high)
-    return jnp.where(lost > 0, jnp.inf, jnp.maximum(margin, 0) * equal)
+    # Infinite values take part only in pairs with their like, else the largest hinge is infinite.
+    values = replace(values, jnp.isinf(values), jnp.where(positives, -margin, 0))
+    total = jnp.sum(coefficients * values, axis=-1)
+    largest = jnp.squeeze(highest - lowest, -1)
+    overflow = jnp.isnan(total) & jnp.isfinite(largest)
+    return replace(total, overflow | (largest == jnp.inf), jnp.inf)
 
 
 def _count(mask: jax.Array, dtype: jnp.dtype) -> jax.Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from xmc_jax.losses._reduce import ReduceFn, prepare, reduce_rows
+from xmc_jax.losses._reduce import ReduceFn, prepare, reduce_rows, replace
 
 
 def sigmoid_bce_loss(
@@ -36,8 +36,8 @@ def sigmoid_bce_loss(
 
     Returns:
       The reduced loss, or ``[...]`` rows. A row without positives counts like any other; a row with
-      ``where`` all False gives 0 and is not counted. Infinite scores give the limit, 0 or infinite;
-      their own gradient is 0.
+      ``where`` all False gives 0 and is not counted. Infinite scores give the limit, possibly inf,
+      with its gradient, sigmoid(s) - y.
 
     Raises:
       ValueError: shapes of scores and targets differ, or where or weights do not broadcast.
@@ -56,8 +56,8 @@ def sigmoid_bce_loss(
     flip = inputs.targets > 0.5
     s = jnp.where(flip, -inputs.scores, inputs.scores)
     y = jnp.where(flip, 1 - inputs.targets, inputs.targets)
-    finite = jnp.isfinite(s) | jnp.isnan(s)
-    limit = jnp.where((s > 0) | (y > 0), jnp.inf, 0)  # of an infinite score: wrong, or right
-    losses = jnp.where(finite, jax.nn.softplus(s) - y * jnp.where(finite, s, 0), limit)
-    rows = jnp.sum(jnp.where(inputs.where, losses, 0), axis=-1)  # [...]
+    terms = jax.nn.softplus(s) - y * s
+    # At infinite scores inf - y inf and 0 inf are NaN; the limit is there that of max(s, 0).
+    terms = replace(terms, jnp.isnan(terms), jnp.maximum(s, 0))
+    rows = jnp.sum(jnp.where(inputs.where, terms, 0), axis=-1)  # [...]
     return reduce_rows(rows, jnp.any(inputs.where, axis=-1), weights, reduce_fn)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from xmc_jax.losses._reduce import ReduceFn, prepare, reduce_rows
+from xmc_jax.losses._reduce import ReduceFn, prepare, reduce_rows, replace
 
 
 def supcon_loss(
@@ -40,8 +40,7 @@ def supcon_loss(
 
     Returns:
       The reduced loss, or ``[...]`` rows. A row without positives gives 0 and is not counted.
-      Infinite scores give the limit, possibly infinite, those of one sign being equal; their own
-      gradient is 0.
+      Infinite scores give the limit, possibly inf, with its gradient, softmax minus targets.
 
     Raises:
       ValueError: shapes of scores and targets differ, or where or weights do not broadcast.
@@ -54,7 +53,7 @@ def supcon_loss(
     """
     inputs = prepare(scores, targets, where)
     shift, log_total = _log_sum_exp(inputs.scores, inputs.where)  # [..., 1]
-    losses = jnp.where(inputs.positive, log_total - _above(inputs.scores, shift), 0)
+    losses = jnp.where(inputs.positive, log_total - _distance(inputs.scores, shift), 0)
     rows = _sum_positives(losses, inputs.targets, normalize)  # [...]
     return reduce_rows(rows, jnp.any(inputs.positive, axis=-1), weights, reduce_fn)
 
@@ -94,7 +93,7 @@ def decoupled_softmax_loss(
     Returns:
       The reduced loss, or ``[...]`` rows. A row without positives gives 0 and is not counted; one
       without negatives gives 0 with gradient 0 and is counted. Infinite scores give the limit,
-      possibly infinite, those of one sign being equal; their own gradient is 0.
+      possibly inf, with its gradient; a negative at -inf adds nothing.
 
     Raises:
       ValueError: shapes of scores and targets differ, or where or weights do not broadcast.
@@ -110,31 +109,30 @@ def decoupled_softmax_loss(
     negative = inputs.where & ~inputs.positive
     shift, log_negatives = _log_sum_exp(inputs.scores, negative)  # [..., 1]
     # -log(e^s / (e^s + N)) = softplus(log N - s): once over the row for N, then elementwise.
-    margin = log_negatives - _above(inputs.scores, shift)
+    margin = log_negatives - _distance(inputs.scores, shift)
     losses = jnp.where(inputs.positive, jax.nn.softplus(margin), 0)
     rows = _sum_positives(losses, inputs.targets, normalize)  # [...]
     return reduce_rows(rows, jnp.any(inputs.positive, axis=-1), weights, reduce_fn)
 
 
 def _log_sum_exp(scores: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """``(m, log sum exp(scores - m))`` over the mask, ``[..., 1]``; twice -inf if it is empty.
+    """``(m, log sum exp(scores - m))`` over the mask, ``[..., 1]``; both -inf if it is empty.
 
     The shift m, the largest score, stays apart so that a caller subtracts it from scores before the
     logarithm is added: at scores of 1e4 a float32 sum of the two would keep three decimals.
     """
-    masked = jnp.where(mask, scores, -jnp.inf)
-    shift = jnp.max(masked, axis=-1, keepdims=True, initial=-jnp.inf)
+    shift = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf, where=mask)
     shift = jax.lax.stop_gradient(shift)
-    total = jnp.sum(jnp.where(mask, jnp.exp(_above(masked, shift)), 0), axis=-1, keepdims=True)
+    exponents = jnp.where(mask, _distance(scores, shift), -jnp.inf)
+    total = jnp.sum(jnp.exp(exponents), axis=-1, keepdims=True)
     # Twice where: log has no finite gradient at 0. `== 0`, so that NaN scores stay visible.
     log_total = jnp.log(jnp.where(total == 0, 1, total))
     return shift, jnp.where(total == 0, -jnp.inf, log_total)
 
 
-def _above(scores: jax.Array, shift: jax.Array) -> jax.Array:
-    """``scores - shift``, where infinities of one sign are equal."""
-    same = jnp.isinf(scores) & (scores == shift)
-    return jnp.where(same, 0, scores - shift)
+def _distance(scores: jax.Array, shift: jax.Array) -> jax.Array:
+    """``scores - shift``, which is 0 where both are the same infinity."""
+    return replace(scores - shift, scores == shift, 0)
 
 
 def _sum_positives(losses: jax.Array, targets: jax.Array, normalize: bool) -> jax.Array:
