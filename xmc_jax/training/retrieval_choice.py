@@ -39,7 +39,9 @@ GUARDS = ("P@1", "PSP@1")  # what must not be lost
 LEXICAL = "lexical"
 _TOP = 5  # labels that a metric reads
 _BLOCK = 1 << 10
-_PAIRS = 1 << 23  # of candidates that are compared at once
+_PAIRS = 1 << 20  # of candidates that are compared at once
+_LOWEST = np.float32(-1e9)  # in the place of minus infinity, of which there is no difference
+_ROUNDING = 1e-4  # of sums of scores and votes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +170,7 @@ def _measure(
         packed = texts.pack(texts.vocabulary.vectors(texts_of(split.tokens, split.rows)))
         deep = max(deep, BASE_CANDIDATES)  # some of them have a word in common with the query
     most = max(setting.neighbours for setting in settings)
+    highest = {name: max(getattr(x, name) for x in settings) for name in (*parts, LEXICAL)}
     near = {name: part.nearest(keys, most) for name, part in parts.items()}
     own = base.search(queries, base.heads[0], min(deep, base.num_labels))
     values = {name: np.zeros((len(settings), len(queries)), np.float32) for name in names}
@@ -176,7 +179,7 @@ def _measure(
         votes = {name: (x[rows], ids[rows]) for name, (x, ids) in near.items()}
         words = None if texts is None else (texts, texts.unpack(packed[rows]))
         found = own[0][rows], own[1][rows]
-        block = _Block(base, parts, queries[rows], found, votes, words)
+        block = _Block(base, parts, queries[rows], found, votes, words, highest)
         block.look_up(truth[rows], filters[rows], inverse_propensity)
         number = 0
         for (m, tau), group in itertools.groupby(settings, lambda x: (x.neighbours, x.temperature)):
@@ -203,8 +206,9 @@ class _Block:
         own: tuple[np.ndarray, np.ndarray],
         near: Mapping[str, tuple[np.ndarray, np.ndarray]],
         words: tuple[TextIndex, csr_matrix] | None,
+        most: Mapping[str, float],
     ) -> None:
-        self.parts, self.near = parts, near
+        self.parts, self.near, self.most = parts, near, most
         # What no part gives anything is ranked by the model alone: a few of it are enough.
         votes = {name: part.votes(near[name], max(TEMPERATURES)) for name, part in parts.items()}
         if words is not None:
@@ -234,7 +238,7 @@ class _Block:
         for name, part in self.parts.items():
             votes = part.votes((self.near[name][0][:, :m], self.near[name][1][:, :m]), tau)
             values[name] = self._matrix(entries(votes, self.row, self.label) * self.factor, 0)
-        columns = _possible(self.scores, list(values.values()))
+        columns = _possible(self.scores, list(values.values()), [self.most[x] for x in values])
         take = lambda matrix: np.take_along_axis(matrix, columns, axis=1)
         values = {name: take(matrix) for name, matrix in values.items()}
         return _Contest(take(self.scores), values, take(self.hits), take(self.gains))
@@ -276,47 +280,60 @@ class _Contest(NamedTuple):
         return np.take_along_axis(values, top[:, : int(k)], axis=1).sum(axis=1) / int(k)
 
 
-def _possible(scores: np.ndarray, values: Sequence[np.ndarray]) -> np.ndarray:
+def _possible(
+    scores: np.ndarray, values: Sequence[np.ndarray], most: Sequence[float]
+) -> np.ndarray:
     """Columns that may be among the first five under some weights, ascending, ``[q, C]``.
 
-    A candidate cannot be, that five others precede under all weights: they have as much of every
-    part, and a higher score or the same and a lower column. Few of hundreds remain, so that
-    thousands of weights can be tried.
+    Five others keep a candidate out, that are above it whatever the weights are: so far by their
+    score that what it has more of, at the highest weights, does not make up for it. Few of a
+    thousand remain, so that thousands of weights can be tried.
 
     Args:
       scores: of the model, ``[q, W]``.
-      values: of each part.
+      values: of each part, at least 0.
+      most: the highest weight of each part.
     """
-    columns = np.argsort(-scores, axis=1, kind="stable")
-    scores, *values = (np.take_along_axis(x, columns, axis=1) for x in (scores, *values))
-    strong = np.zeros(scores.shape, bool)  # the first ones of some weights precede most others
-    for weights in itertools.product((0, 2), repeat=len(values)):
-        total = scores + sum(np.float32(weight) * x for weight, x in zip(weights, values))
+    scores = np.maximum(scores, _LOWEST)
+    values = [np.float32(weight) * value for weight, value in zip(most, values)]
+    highest = scores + sum(values, np.float32(0))
+    least = np.partition(scores, -_TOP, axis=1)[:, -_TOP, None]
+    columns, scores, *values = _kept(highest >= least, _numbers(scores), scores, *values)
+    strong = np.zeros(scores.shape, bool)  # the first ones of some weights are above most others
+    for shares in itertools.product((0, 0.2), repeat=len(values)):
+        total = scores + sum(np.float32(share) * x for share, x in zip(shares, values))
         first = np.argpartition(-total, _TOP - 1, axis=1)[:, :_TOP]
         np.put_along_axis(strong, first, True, axis=1)
     for _ in range(2):
-        kept = _preceded(values, strong) < _TOP
-        most = max(_TOP, int(kept.sum(axis=1).max(initial=0)))
-        chosen = np.sort(np.argsort(~kept, axis=1, kind="stable")[:, :most], axis=1)
-        columns, *values = (np.take_along_axis(x, chosen, axis=1) for x in (columns, *values))
+        possible = _above(scores, values, strong) < _TOP
+        columns, scores, *values = _kept(possible, columns, scores, *values)
         strong = np.ones(columns.shape, bool)  # then all that remain
-    return np.sort(columns, axis=1)
+    return columns
 
 
-def _preceded(values: Sequence[np.ndarray], strong: np.ndarray) -> np.ndarray:
-    """How many of the ``strong`` columns before each column have as much of every value."""
+def _numbers(matrix: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(np.arange(matrix.shape[1]), matrix.shape)
+
+
+def _kept(wanted: np.ndarray, *matrices: np.ndarray) -> list[np.ndarray]:
+    """The wanted columns of each row, in order; a few others where a row has fewer than others."""
+    most = max(_TOP, int(wanted.sum(axis=1).max(initial=0)))
+    chosen = np.sort(np.argsort(~wanted, axis=1, kind="stable")[:, :most], axis=1)
+    return [np.take_along_axis(matrix, chosen, axis=1) for matrix in matrices]
+
+
+def _above(scores: np.ndarray, values: Sequence[np.ndarray], strong: np.ndarray) -> np.ndarray:
+    """How many of the ``strong`` columns are above each column under all weights up to 1."""
     count, width = int(strong.sum(axis=1).max(initial=0)), strong.shape[1]
-    first = np.argsort(~strong, axis=1, kind="stable")[:, :count]
+    (of, real, *others) = _kept(strong, strong, scores, *values)
     number = np.zeros(strong.shape, np.int32)
-    step = max(1, _PAIRS // (max(1, count) * width))
+    step = max(1, _PAIRS // (max(_TOP, count) * width))
     for start in range(0, len(strong), step):
         rows = slice(start, start + step)
-        before = first[rows, :, None] < np.arange(width)  # [q, count, W]
-        before &= np.take_along_axis(strong[rows], first[rows], axis=1)[:, :, None]
-        for value in values:
-            of_first = np.take_along_axis(value[rows], first[rows], axis=1)
-            before &= of_first[:, :, None] >= value[rows, None, :]
-        number[rows] = before.sum(axis=1)
+        ahead = real[rows, :, None] - scores[rows, None, :]  # [q, count, W]
+        for other, value in zip(others, values):
+            ahead -= np.maximum(value[rows, None, :] - other[rows, :, None], 0)
+        number[rows] = ((ahead > _ROUNDING) & of[rows, :, None]).sum(axis=1)
     return number
 
 
