@@ -10,11 +10,15 @@ from scipy.sparse import random as random_sparse
 from xmc_jax.data.graph.gandalf import gandalf_targets
 from xmc_jax.data.search.exact_search import exact_search
 from xmc_jax.data.search.keys import Keys
+from xmc_jax.data.search.lexical import TextIndex
+from xmc_jax.data.summaries import baselines
 from xmc_jax.training import retrieval_choice
 from xmc_jax.training.retrieval import RetrievalRanker, Setting
 from xmc_jax.training.training_data import EvaluationSplit
 
 Q, L, N, D = 23, 40, 60, 8
+NAMES = [f"part {7919 * n} of {'red' if n % 3 else 'blue'} machine{n % 7}" for n in range(L)]
+QUESTIONS = [f"machine{n % 7} {7919 * (n + 5)}{'x' * (n % 2)}" for n in range(Q)]
 
 
 class Dense:
@@ -28,7 +32,7 @@ class Dense:
         self.bonus = np.zeros(len(labels), np.float32) if bonus is None else bonus
 
     def query_vectors(self, tokens, rows, head):
-        return tokens[rows]
+        return np.asarray(tokens)[rows]
 
     def key_vectors(self, queries, head):
         return queries
@@ -77,6 +81,10 @@ def problem():
 def plain(queries, base_scores, parts, setting) -> np.ndarray:
     """The score of the issue, by loops over dense arrays in 64 bits, ``[Q, L]``."""
     scores = base_scores.astype(np.float64)
+    if setting.lexical:
+        ids, cosines = baselines.tfidf_nearest_label(QUESTIONS, NAMES, L, analyzer="word+char")
+        for row, label in zip(*np.nonzero(ids >= 0)):
+            scores[row, ids[row, label]] += setting.lexical * cosines[row, label]
     for name, weight in (("points", setting.points), ("labels", setting.labels)):
         keys, values = parts[name].vectors.astype(np.float64), parts[name].labels.toarray()
         for row, query in enumerate(queries.astype(np.float64)):
@@ -91,14 +99,17 @@ def plain(queries, base_scores, parts, setting) -> np.ndarray:
 
 
 @pytest.mark.parametrize("m", [1, 7, 1000])
-@pytest.mark.parametrize("weights", [(0.7, 2.0), (0.0, 1.0), (3.0, 0.0)])
+@pytest.mark.parametrize(
+    "weights", [(0.7, 2.0, 0.0), (0.0, 1.0, 0.0), (3.0, 0.0, 0.5), (0.5, 0.5, 2.0), (0.0, 0.0, 1.0)]
+)
 def test_equals_a_plain_loop(problem, m, weights):
     queries, labels, _, parts = problem
     setting = Setting(m, 0.1, *weights)
     base = Dense(labels)
-    ranker = RetrievalRanker(base, parts, setting)
+    ranker = RetrievalRanker(base, parts, setting, TextIndex.of(NAMES))
     every = np.tile(np.arange(L), (Q, 1))
     expected = plain(queries, base.score(queries, "concat", every), parts, setting)
+    queries = ranker.with_terms(queries, QUESTIONS)
     scores, ids = ranker.search(queries, "concat+retrieval", 10)
     np.testing.assert_allclose(scores, -np.sort(-expected, axis=1)[:, :10], atol=2e-5)
     found = np.take_along_axis(expected, ids.astype(int), axis=1)
@@ -109,18 +120,22 @@ def test_equals_a_plain_loop(problem, m, weights):
     terms = ranker.terms(queries, "concat+retrieval", ids)
     np.testing.assert_allclose(sum(terms.values()), scores, atol=2e-5)
     voters = ranker.voters(queries, ids, 1000)
-    for name in setting.weights:
+    assert set(terms) == {"model", *setting.weights}
+    assert set(voters) == set(setting.weights) - {"lexical"}
+    for name in voters:
         np.testing.assert_allclose(voters[name][1].sum(axis=2), terms[name], atol=2e-5)
 
 
-def test_candidates_are_those_of_all_parts(problem, monkeypatch):
+@pytest.mark.parametrize("weights", [(50.0, 0.0, 0.0), (0.0, 0.0, 50.0)])
+def test_candidates_are_those_of_all_parts(problem, monkeypatch, weights):
     queries, labels, _, parts = problem
     monkeypatch.setattr("xmc_jax.training.retrieval.BASE_CANDIDATES", 2)
-    setting = Setting(5, 0.1, 50.0, 0.0)
-    ranker = RetrievalRanker(Dense(labels), parts, setting)
-    scores, _ = ranker.search(queries, "concat+retrieval", 3)
+    setting = Setting(5, 0.1, *weights)
+    ranker = RetrievalRanker(Dense(labels), parts, setting, TextIndex.of(NAMES))
     every = np.tile(np.arange(L), (Q, 1))
     expected = plain(queries, Dense(labels).score(queries, "concat", every), parts, setting)
+    queries = ranker.with_terms(queries, QUESTIONS)
+    scores, _ = ranker.search(queries, "concat+retrieval", 3)
     np.testing.assert_allclose(scores[:, 0], expected.max(axis=1), atol=1e-4)
     # More than there are candidates: the model's own follow.
     assert (ranker.search(queries, "concat+retrieval", L + 5)[1].shape) == (Q, L)
@@ -140,9 +155,10 @@ def test_without_weights_the_model_comes_out_bit_for_bit(problem):
 @pytest.mark.parametrize("factor", [False, True])
 def test_a_tail_weight_counts_once(problem, factor):
     queries, labels, bonus, parts = problem
-    setting = Setting(10, 0.2, 0.5, 0.25)
-    with_bonus = RetrievalRanker(Dense(labels, bonus, factor=factor), parts, setting)
-    without = RetrievalRanker(Dense(labels, factor=factor), parts, setting)
+    setting, texts = Setting(10, 0.2, 0.5, 0.25, 0.75), TextIndex.of(NAMES)
+    with_bonus = RetrievalRanker(Dense(labels, bonus, factor=factor), parts, setting, texts)
+    without = RetrievalRanker(Dense(labels, factor=factor), parts, setting, texts)
+    queries = without.with_terms(queries, QUESTIONS)
     every = np.tile(np.arange(L), (Q, 1))
     plain = without.score(queries, "concat+retrieval", every)
     expected = plain * np.exp(bonus) if factor else plain + bonus
@@ -167,9 +183,17 @@ def test_keys_by_inverted_lists_are_nearly_the_exact_ones():
     np.testing.assert_array_equal(ids, exact_search(queries, kept.astype(np.float32), 50)[1])
 
 
-def split_of(queries: np.ndarray, truth: csr_matrix, pairs=()) -> EvaluationSplit:
+class Asked(np.ndarray):
+    """Vectors that stand for tokens, and the texts."""
+
+    texts: list[str]
+
+
+def split_of(queries: np.ndarray, truth: csr_matrix, pairs=(), texts=()) -> EvaluationSplit:
     pairs = np.array(pairs, np.int64).reshape(-1, 2)
-    return EvaluationSplit(queries, np.arange(len(queries)), truth, pairs)
+    tokens = queries.view(Asked)
+    tokens.texts = list(texts)
+    return EvaluationSplit(tokens, np.arange(len(queries)), truth, pairs)
 
 
 def right_points(rows: int, seed: int = 2):
@@ -197,6 +221,52 @@ def test_what_helps_is_chosen_and_what_does_not_is_not():
     assert none.setting == Setting() and none.chosen == none.without
 
 
+def test_words_are_chosen_where_they_help_alone():
+    """A label is asked for by its part number, with a letter behind it."""
+    rng = np.random.default_rng(3)
+    own = rng.integers(0, L, 300)
+    truth = csr_matrix((np.ones(300), own, np.arange(301)), (300, L), dtype=np.float32)
+    asked = [f"machine{rng.integers(7)} {7919 * label}x" for label in own]
+    split = split_of(unit(rng, 300), truth, texts=asked)
+    base, none = Dense(0.1 * unit(rng, L)), {}
+    choose = lambda split: retrieval_choice.choose(
+        base, none, split, np.ones(L), texts=TextIndex.of(NAMES), choose_by="P@1"
+    )
+    choice = choose(split)
+    assert choice.setting.weights.keys() == {"lexical"}
+    assert choice.chosen["P@1"] > choice.without["P@1"] + 50
+    assert choose(split_of(split.tokens, truth, texts=["zzz"] * 300)).setting == Setting()
+
+
+def test_only_labels_that_cannot_win_are_left_out_of_the_choice(monkeypatch):
+    """Every setting has the same first five without that."""
+    queries, parts, truth, rng = right_points(90)
+    texts, asked = TextIndex.of(NAMES), [QUESTIONS[row % Q] for row in range(90)]
+    base = Dense(unit(rng, L))
+    settings = retrieval_choice.grid((*parts, "lexical"))[::23]
+    measure = lambda: retrieval_choice._measure(
+        base,
+        parts,
+        split_of(queries, truth, [[3, 1], [4, 4]], asked),
+        1 + np.arange(L),
+        settings,
+        retrieval_choice.METRICS,
+        texts=texts,
+    )
+    found = measure()
+    widths = []
+    monkeypatch.setattr(
+        retrieval_choice,
+        "_possible",
+        lambda scores, values, most: (
+            widths.append(scores.shape[1]) or np.tile(np.arange(scores.shape[1]), (len(scores), 1))
+        ),
+    )
+    for name, values in measure().items():
+        np.testing.assert_array_equal(found[name], values)
+    assert set(widths) == {L}
+
+
 def test_rows_are_measured_as_an_evaluation_measures_them():
     from xmc_jax import metrics
 
@@ -205,13 +275,16 @@ def test_rows_are_measured_as_an_evaluation_measures_them():
     pairs = np.stack([row[::5], label[::5]], axis=1)
     inverse = 1 + rng.random(L)
     base = Dense(unit(rng, L))
-    settings = [Setting(), Setting(20, 0.1, 0.5, 0.0), Setting(20, 0.1, 0.5, 1.0)]
+    settings = [Setting(), Setting(20, 0.1, 0.5, 0.0), Setting(20, 0.1, 0.5, 1.0, 0.3)]
+    texts, asked = TextIndex.of(NAMES), [QUESTIONS[row % Q] for row in range(90)]
+    split = split_of(queries, truth, pairs, asked)
     values = retrieval_choice._measure(
-        base, parts, split_of(queries, truth, pairs), inverse, settings, retrieval_choice.METRICS
+        base, parts, split, inverse, settings, retrieval_choice.METRICS, texts=texts
     )
     for number, setting in enumerate(settings):
-        ranker = RetrievalRanker(base, parts, setting)
-        ids = ranker.search(queries, "concat+retrieval", 20)[1]
+        ranker = RetrievalRanker(base, parts, setting, texts)
+        asking = ranker.query_vectors(split.tokens, split.rows, "concat+retrieval")
+        ids = ranker.search(asking, "concat+retrieval", 20)[1]
         expected = metrics.evaluate(ids, truth, inverse_propensity=inverse, filter_pairs=pairs)
         for name in retrieval_choice.METRICS:
             assert 100 * values[name][number].mean() == pytest.approx(expected[name], abs=1e-4)

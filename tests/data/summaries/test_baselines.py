@@ -14,7 +14,6 @@ import scipy.sparse as sp
 
 from xmc_jax import metrics
 from xmc_jax.data.graph import gandalf
-from xmc_jax.data.search import lexical
 from xmc_jax.data.summaries import baselines
 from xmc_jax.metrics import propensity
 
@@ -133,15 +132,6 @@ def test_empty_inputs_and_errors() -> None:
     np.testing.assert_array_equal(ids, np.full((len(TEXTS), 3), -1))
     with pytest.raises(ValueError, match="expected one of"):
         baselines.tfidf_nearest_label(TEXTS, LABELS, 3, analyzer="char")
-
-
-def test_blocks_bound_the_product() -> None:
-    """No block has more than the bound, rows come once and in order, a heavy row stands alone."""
-    vectors = sp.csr_matrix(np.array([[1, 0], [0, 1], [1, 1], [0, 0], [1, 0], [1, 0]], np.float32))
-    found = list(lexical._row_blocks(vectors, np.array([4, 3]), 6))
-    assert [(rows.start, rows.stop) for rows in found] == [(0, 1), (1, 2), (2, 3), (3, 5), (5, 6)]
-    whole = list(lexical._row_blocks(vectors, np.array([4, 3]), 10**6))
-    assert [(rows.start, rows.stop) for rows in whole] == [(0, 6)]
 
 
 def test_label_of_the_same_text_is_gandalfs_target():
