@@ -21,6 +21,7 @@ FIXED = {
     "retrieval__enabled": True,
     "retrieval__points": 0.5,
     "retrieval__labels": 0.25,
+    "retrieval__lexical": 0.25,
     "epochs": 8,
 }
 NEW = "purple saxophone"

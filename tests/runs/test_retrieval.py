@@ -14,13 +14,16 @@ import numpy as np
 import pytest
 import tiny
 
-from xmc_jax import predictor
+from xmc_jax import files, predictor
+from xmc_jax.data.search.lexical import TextIndex, Vocabulary
+from xmc_jax.data.summaries import baselines
 from xmc_jax.runs import launch, open_runs, retrieval_files
 from xmc_jax.training import retrieval_choice
 from xmc_jax.training.retrieval import RetrievalRanker, Setting
 
 WITH = {"retrieval__enabled": True}
-FIXED = {**WITH, "retrieval__points": 0.5, "retrieval__labels": 0.25, "retrieval__neighbours": 9}
+WEIGHTS = {"retrieval__points": 0.5, "retrieval__labels": 0.25, "retrieval__lexical": 0.75}
+FIXED = {**WITH, **WEIGHTS, "retrieval__neighbours": 9}
 TEXTS = ["red apple or old number 3", "cold river", "wild garden or plain number 7"]
 
 
@@ -52,11 +55,15 @@ def test_predictions_have_it_by_default_and_the_model_is_there_too(fixed):
     opened = open_runs.open_run(fixed[0])
     ranker = opened.ranker(model._tokens(model.label_texts, "label"))
     assert isinstance(ranker, RetrievalRanker)
-    assert ranker.setting == Setting(9, 0.1, 0.5, 0.25)
+    assert ranker.setting == Setting(9, 0.1, 0.5, 0.25, 0.75)
     for head in ("concat+retrieval", "concat"):
         ids, scores = model.predict_ids(TEXTS, k=4, head=head)
         vectors = model.encode(TEXTS, head=head)
-        np.testing.assert_allclose(ranker.score(vectors, head, ids), scores, atol=1e-5)
+        np.testing.assert_array_equal(vectors, model.encode(TEXTS, head="concat"))
+        again = model.predict_ids(TEXTS, k=4, head=head, vectors=vectors)
+        np.testing.assert_array_equal(again, (ids, scores))
+        queries = ranker.query_vectors(model._tokens(TEXTS, "query"), None, head)
+        np.testing.assert_allclose(ranker.score(queries, head, ids), scores, atol=1e-5)
 
 
 def test_what_is_kept_is_what_the_issue_says(fixed):
@@ -74,6 +81,12 @@ def test_what_is_kept_is_what_the_issue_says(fixed):
     np.testing.assert_array_equal(kept.vectors, vectors.astype(np.float16))
     targets = retrieval_files._read_keys(folder / "retrieval" / "labels", opened._owner).labels
     np.testing.assert_array_equal(targets.diagonal(), 1)
+    index = TextIndex.read(folder / "retrieval" / "lexical")
+    counted = Vocabulary.of(data.dataset.label_texts, (data.dataset.train.texts[r] for r in rows))
+    np.testing.assert_array_equal(index.vocabulary.hashes, counted.hashes)
+    np.testing.assert_array_equal(index.vocabulary.idf, counted.idf)  # of no held-out row
+    same = index.scores(counted.vectors(data.dataset.label_texts), *[np.arange(len(index))] * 2)
+    np.testing.assert_allclose(same, 1, atol=1e-6)
 
 
 def test_pairs_that_answer_held_out_rows_backwards_are_in_no_value(tmp_path):
@@ -124,6 +137,59 @@ def test_weights_are_chosen_on_held_out_rows(own_data, tmp_path, caplog):
     assert (tmp_path / "run/retrieval/info.json").stat().st_mtime_ns == before
 
 
+def test_part_numbers_ask_for_words_and_pieces_of_words(tmp_path):
+    """Each text is a label's own number with something behind it, and no other text's."""
+    numbers = [f"{chr(97 + n % 26)}k{n * 7919 % 100_000:05}" for n in range(400)]
+    lines = [f"{number}{'xyz'[i % 3]}\t{number}\n" for i, number in enumerate(numbers)]
+    (tmp_path / "train.tsv").write_text("".join(lines))
+    (tmp_path / "test.tsv").write_text("".join(lines[::5]).replace("x\t", "w\t"))
+    config = tiny.config(tmp_path, **WITH, held_out_share=0.2, hard_negatives=False, epochs=1)
+    config.batching = "random"
+    heads = launch.start(config, tmp_path / "run")["heads"]
+    info = json.loads((tmp_path / "run/retrieval/info.json").read_text())
+    assert info["setting"]["lexical"] > 0
+    first = {name: head["filtered"]["P@1"] for name, head in heads.items()}
+    assert first["concat+retrieval"] > first["concat"] + 50
+    model = predictor.load(tmp_path / "run")
+    assert model.predict([numbers[7] + "-w"], k=1)[0][0][0] == numbers[7]
+    (explained,) = model.explain([numbers[7] + "-w"], k=1)
+    assert explained[0]["terms"]["lexical"] == pytest.approx(
+        info["setting"]["lexical"] * cosine(model, numbers[7] + "-w", numbers[7])
+    )
+    # A label that comes later is found by its words, of which no text had any.
+    model.add(["something else"], [["qq-81955"]])
+    for again in (model, predictor.load(tmp_path / "run")):
+        assert again.predict(["qq-81955"], k=1)[0][0][0] == "qq-81955"
+    model.forget(1)
+    assert model.predict(["qq-81955"], k=1)[0][0][0] != "qq-81955"
+
+
+def cosine(model, text: str, label: str) -> float:
+    """By the words and pieces of words of the labels and the training points that are kept."""
+    folder = model._run.folder
+    points = list(retrieval_files.point_texts(folder))
+    ids, scores = baselines.tfidf_nearest_label(
+        [text], model.label_texts, 5, training_texts=points, analyzer="word+char"
+    )
+    return float(scores[0][ids[0] == model.label_texts[:].index(label)][0])
+
+
+def test_a_run_that_has_no_lexical_part_goes_on_without(own_data, copy, fixed):
+    """As those have that were trained before there was one."""
+    info = files.read_record(copy / "retrieval/info.json")
+    del info["setting"]["lexical"]
+    info["files"] = {name: x for name, x in info["files"].items() if "lexical" not in name}
+    files.write_record(copy / "retrieval/info.json", info)
+    shutil.rmtree(copy / "retrieval/lexical")
+    meta = files.read_record(copy / "meta.json")
+    for section in ("config", "resolved"):
+        del meta[section]["retrieval"]["lexical"]
+    files.write_record(copy / "meta.json", meta)
+    (explained,) = predictor.load(copy).explain(TEXTS[:1], k=1)
+    assert set(explained[0]["terms"]) == {"de", "clf", "points", "labels"}
+    assert launch.start(tiny.config(own_data, **{**FIXED, "retrieval__lexical": None}), copy)
+
+
 def test_no_held_out_rows_and_no_weights_is_no_retrieval(own_data, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     config = tiny.config(own_data, **WITH, held_out_share=0.0, epochs=1)
@@ -131,7 +197,7 @@ def test_no_held_out_rows_and_no_weights_is_no_retrieval(own_data, tmp_path, cap
     assert "config.retrieval.points" in caplog.text
     # Points are kept all the same: more of them may be remembered.
     kept = tmp_path / "run/retrieval"
-    assert (kept / "points").exists() and not (kept / "labels").exists()
+    assert sorted(path.name for path in kept.iterdir()) == ["info.json", "points"]
 
 
 def test_of_a_frugal_classifier_scores_stay_probabilities_times_the_tail(own_data, tmp_path):
@@ -145,7 +211,7 @@ def test_of_a_frugal_classifier_scores_stay_probabilities_times_the_tail(own_dat
 
 
 @pytest.mark.parametrize("kind", damage.KINDS)
-@pytest.mark.parametrize("name", ["info.json", "points/vectors.npy", "labels/labels.data.npy"])
+@pytest.mark.parametrize("name", ["info.json", "points/vectors.npy", "lexical/by_term.data.npy"])
 def test_damage_is_told_and_mended(copy, fixed, own_data, caplog, kind, name):
     kind(copy / "retrieval" / name)
     assert predictor.load(copy).heads == ("concat", "de", "clf")
@@ -173,7 +239,7 @@ def test_explanations(fixed, tmp_path):
     for labels, explained in zip(plain, model.explain(TEXTS, k=3)):
         assert [(label["text"], label["score"]) for label in explained] == labels
         for label in explained:
-            assert set(label["terms"]) == {"de", "clf", "points", "labels"}
+            assert set(label["terms"]) == {"de", "clf", "points", "labels", "lexical"}
             assert sum(label["terms"].values()) == pytest.approx(label["score"], abs=1e-5)
             assert {voter["text"] for voter in label["because"]["points"]} <= known
             assert {voter["text"] for voter in label["because"]["labels"]} <= set(model.label_texts)
