@@ -87,6 +87,17 @@ def write(folder: Path, scale: float, *, seed: int = 0) -> None:
     scratch.rmdir()
 
 
+def titles(scale: float, queries: int, *, seed: int = 0) -> tuple[list[str], list[str]]:
+    """Label texts alone, and texts of points."""
+    rng, num_labels = np.random.default_rng(seed), max(500, round(scale * SHAPE.num_labels))
+    topics = _topics(rng, num_labels)
+    words = np.array(list(_spell(topics.num_words)), dtype=object)
+    of_labels = np.repeat(np.arange(len(topics.words)), np.diff(topics.starts))
+    of_points = _zipf(rng, queries, len(topics.words), 0.5)
+    labels, points = (list(_texts(_words(rng, topics, x), words)) for x in (of_labels, of_points))
+    return labels, points
+
+
 def label_matrix(scale: float, *, seed: int = 0) -> csr_matrix:
     """``[N, L]`` of training points alone, labels numbered at random as in real data."""
     rng = np.random.default_rng(seed)

@@ -28,7 +28,7 @@ LINES = {  # case -> lines of a quick run, by what tells them apart
         *[("search", "ivf", "topics"), ("search", "ivf", "anywhere")],
     ],
     "predict": [()],
-    "retrieval": [("exact",), ("ivf",)],
+    "retrieval": [("exact",), ("ivf",), ("lexical",)],
     "label_graph": [("exact",), ("walk",), ("neighbours",)],
     "metrics": [()],
 }

@@ -2,7 +2,7 @@
 
 Vectors of both heads lie in topics, 2 x 256 numbers a text; training points and label texts are
 keys of 16 bits in memory-mapped files, as a run keeps them. Both rankers search the same queries,
-turn by turn, in one process.
+turn by turn, in one process. A line of its own are the words in common: of titles, in one thread.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from experiments.benchmarks.harness import Contender, Subject
 from xmc_jax.data.graph.gandalf import gandalf_targets
 from xmc_jax.data.search.exact_search import exact_search
 from xmc_jax.data.search.keys import Keys
+from xmc_jax.data.search.lexical import TextIndex
 from xmc_jax.runs.retrieval_files import DELTA, TARGETS
 from xmc_jax.systems.unidec.ranking import DualRanker
-from xmc_jax.training.retrieval import RetrievalRanker, Setting
+from xmc_jax.training.retrieval import LEXICAL_CANDIDATES, RetrievalRanker, Setting
 
 SETTING = Setting(neighbours=50, temperature=0.1, points=0.3, labels=0.3)
 KINDS = {"exact": 512, "ivf": 1 << 14}  # queries
+LEXICAL_QUERIES = 1000
 
 
 def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A result for each kind of index."""
+    """A result for each kind of index, and of words in common."""
     scale = 0.002 if options.quick else options.scale
     for kind, queries in KINDS.items():
         if not options.wanted(f"retrieval {kind}"):
@@ -42,6 +44,13 @@ def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             **{"case": "retrieval", "kind": kind, "scale": scale, "queries": size[2]},
             **{"dim": 2 * refresh.DIM, "top": refresh.TOP},
             "contenders": found,
+        }
+    if options.wanted("retrieval lexical"):
+        size = scale, 64 if options.quick else options.queries or LEXICAL_QUERIES
+        found = harness.contest(options, [Contender("ours", lexical, size)], repeats=1)
+        yield {
+            **{"case": "retrieval", "kind": "lexical", "scale": scale, "queries": size[1]},
+            **{"top": LEXICAL_CANDIDATES, "contenders": found},
         }
 
 
@@ -95,6 +104,28 @@ def both(kind: str, scale: float, queries: int) -> Subject:
         return {**last, "times_base": round(last["retrieval"] / last["base"], 2)}
 
     return Subject(turn, facts, close)
+
+
+def lexical(scale: float, queries: int) -> Subject:
+    """A turn finds the first labels of all queries by their words."""
+    labels, points = synthetic.titles(scale, queries)
+    started = time.perf_counter()
+    index = TextIndex.of(labels)
+    facts = {
+        **{"labels": len(index), "terms": len(index.vocabulary)},
+        "build_seconds": round(time.perf_counter() - started, 1),
+    }
+    some = index.vocabulary.vectors(points[:32])
+    near = index.nearest(some, LEXICAL_CANDIDATES)
+    whole, scores = index.search(some, LEXICAL_CANDIDATES)
+    last = np.maximum(scores[:, -1], 1e-6)  # where others are as near, they are as good
+    good = (near.data >= np.repeat(last, np.diff(near.indptr)) - 1e-5).sum()
+    facts["recall@100"] = round(float(good / max(1, (whole >= 0).sum())), 3)
+
+    def turn(_: int) -> None:
+        index.nearest(index.vocabulary.vectors(points), LEXICAL_CANDIDATES)
+
+    return Subject(turn, facts)
 
 
 def keys(folder: Path, name: str, number: int) -> np.ndarray:

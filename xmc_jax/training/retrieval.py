@@ -246,11 +246,10 @@ class RetrievalRanker:
                 )
                 for name, ((similarities, keys), _) in near.items()
             }
-            found = {}
             if self.texts is not None:
-                found["lexical"] = self.texts.nearest(terms[rows], LEXICAL_CANDIDATES)
+                votes["lexical"] = self.texts.nearest(terms[rows], LEXICAL_CANDIDATES)
             row, label, total = candidates(
-                self.base, queries[rows], (base_scores[rows], base_ids[rows]), {**votes, **found}
+                self.base, queries[rows], (base_scores[rows], base_ids[rows]), votes
             )
             factor = self.base.tail_factor(label)
             for name, (_, weight) in near.items():

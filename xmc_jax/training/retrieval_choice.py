@@ -64,18 +64,18 @@ class Choice:
 def grid(parts: Sequence[str], *, probabilities: bool = False) -> list[Setting]:
     """Settings to choose from, none of it first; those of the same m and tau stand together."""
     weights = WEIGHTS + (OF_PROBABILITIES if probabilities else ())
-    found = [dict(zip(parts, values)) for values in itertools.product(weights, repeat=len(parts))]
+    every = [dict(zip(parts, values)) for values in itertools.product(weights, repeat=len(parts))]
     votes = lambda values: any(values[name] for name in values if name != LEXICAL)
     plain = Setting()  # m and tau do not matter where nothing votes
     alone = [
         Setting(plain.neighbours, plain.temperature, **values)
-        for values in found
+        for values in every
         if not votes(values)
     ]
     return alone + [
         Setting(m, tau, **values)
         for m, tau in itertools.product(NEIGHBOURS, TEMPERATURES)
-        for values in found
+        for values in every
         if votes(values)
     ]
 
@@ -143,8 +143,8 @@ def _compared(values: np.ndarray, other: int) -> tuple[np.ndarray, np.ndarray]:
     """
     n = values.shape[1]
     differences = (row - values[other] for row in values)  # one at a time: all are gigabytes
-    found = np.array([(row.mean(), row.std(ddof=min(1, n - 1))) for row in differences])
-    return found[:, 0], found[:, 1] / math.sqrt(n)
+    pairs = np.array([(row.mean(), row.std(ddof=min(1, n - 1))) for row in differences])
+    return pairs[:, 0], pairs[:, 1] / math.sqrt(n)
 
 
 def _measure(
@@ -178,8 +178,8 @@ def _measure(
         rows = slice(start, start + _BLOCK)
         votes = {name: (x[rows], ids[rows]) for name, (x, ids) in near.items()}
         words = None if texts is None else (texts, texts.unpack(packed[rows]))
-        found = own[0][rows], own[1][rows]
-        block = _Block(base, parts, queries[rows], found, votes, words, highest)
+        of_model = own[0][rows], own[1][rows]
+        block = _Block(base, parts, queries[rows], of_model, votes, words, highest)
         block.look_up(truth[rows], filters[rows], inverse_propensity)
         number = 0
         for (m, tau), group in itertools.groupby(settings, lambda x: (x.neighbours, x.temperature)):

@@ -190,11 +190,11 @@ class TextIndex:
         read = queries if budget is None else self._rarest(queries, budget)
         cut = np.diff(read.indptr) < np.diff(queries.indptr)
         for rows in _row_blocks(read, self._postings, block):
-            found = self._products(read[rows])
+            products = self._products(read[rows])
             for row, start, stop in zip(
-                range(rows.start, rows.stop), found.indptr[:-1], found.indptr[1:]
+                range(rows.start, rows.stop), products.indptr[:-1], products.indptr[1:]
             ):
-                best, score = found.indices[start:stop], found.data[start:stop]
+                best, score = products.indices[start:stop], products.data[start:stop]
                 if cut[row]:
                     best, _ = _top(best, score, max(4 * k, 400))
                     of_row = np.zeros(len(best), np.int64)
@@ -212,9 +212,9 @@ class TextIndex:
         """
         ids, scores = self.search(queries, k, budget=BUDGET)
         indptr = np.concatenate([[0], np.cumsum((ids >= 0).sum(axis=1))])
-        found = csr_matrix((scores[ids >= 0], ids[ids >= 0], indptr), (len(ids), len(self)))
-        found.sort_indices()
-        return found
+        cosines = csr_matrix((scores[ids >= 0], ids[ids >= 0], indptr), (len(ids), len(self)))
+        cosines.sort_indices()
+        return cosines
 
     def scores(self, queries: csr_matrix, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Cosines of pairs ``(rows, ids)``, ``[p]`` float32; rows ascend.
@@ -346,9 +346,9 @@ def _word_blocks(texts: Iterable[str]) -> Iterator[tuple[list[str], list[int]]]:
     sizes: list[int] = []
     characters = 0
     for text in texts:
-        found = _WORD.findall(text.lower())
-        words += [word[:_LONGEST] for word in found]
-        sizes.append(len(found))
+        of_text = _WORD.findall(text.lower())
+        words += [word[:_LONGEST] for word in of_text]
+        sizes.append(len(of_text))
         characters += len(text)
         if len(sizes) == _BLOCK_TEXTS or characters >= _BLOCK_CHARACTERS:
             yield words, sizes
