@@ -122,7 +122,7 @@ def test_what_was_seen_is_named_with_its_switch():
     words = [f"w{i}" for i in range(200)]
     following = [[(i + 1) % 200, (i - 1) % 200] for i in range(200)]
     said = hints_of(words, words, following, words[:5])
-    for part in ("--config.encoder.embeddings", "100 % of the test texts", "100 % of the pairs"):
+    for part in ("encoder.embeddings=FILE", "100 % of the test texts", "100 % of the pairs"):
         assert part in said
     assert "towers=1" in said and "--config.gandalf.enabled=True" in said
     upwards = [[i // 2] if i else [] for i in range(200)]

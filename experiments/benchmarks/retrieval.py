@@ -70,7 +70,9 @@ def both(kind: str, scale: float, queries: int) -> Subject:
     """A turn searches by the base ranker, then with retrieval."""
     labels = synthetic.label_matrix(scale)
     made = Made(labels.shape[1])
-    base = DualRanker(made, None, made.vectors[1], None, kind=kind, keep_indexes=True)
+    base = DualRanker(
+        made, None, made.vectors[1], range(labels.shape[1]), kind=kind, keep_indexes=True
+    )
     folder = tempfile.TemporaryDirectory()
     targets = gandalf_targets(labels, delta=DELTA, depth=TARGETS)
     parts = {

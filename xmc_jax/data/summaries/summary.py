@@ -217,8 +217,8 @@ def _hints(
     hints = []
     if max(_words(train.texts), _words(label_texts)) < SHORT_WORDS:
         hints.append(
-            "texts of a word or two seldom share one: --config.encoder.embeddings=FILE starts the "
-            "encoder from word vectors"
+            "texts of a word or two seldom share one: set encoder.embeddings=FILE to start from "
+            "word vectors"
         )
     of_labels = np.isin(test_codes, label_codes).mean() if len(test) else 0
     if of_labels > MANY_LABEL_TEXTS:
@@ -230,12 +230,12 @@ def _hints(
     if possible >= FEW_PAIRS and both >= PEERS * possible:
         hints.append(
             f"texts and labels are peers: {100 * both / possible:.0f} % of the pairs that could be "
-            "are there both ways. One encoder for both sides suits that, --config.encoder.towers=1"
+            "are there both ways. One encoder for both sides suits that, encoder.towers=1"
         )
     elif possible >= FEW_PAIRS and both <= PARENTS * possible:
         hints.append(
             f"labels are like parents: {100 * both / possible:.0f} % of the pairs that could be "
-            "are there both ways. Try an encoder for each side, --config.encoder.towers=2"
+            "are there both ways. An encoder for each side may suit that, encoder.towers=2"
         )
     return [f"  note: {hint}" for hint in hints]
 

@@ -144,7 +144,9 @@ class UniDECSystem:
         if not self.options.classifier:
             return new_state(weights.params, self.optimizer)
         state = {}
-        if self._ranks_unseen:
+        if self._ranks_unseen and measure:
+            state[SEEN] = jnp.zeros(data.num_labels, jnp.bool_)
+        elif self._ranks_unseen:
             points = np.bincount(data.labels.indices, minlength=data.num_labels)
             state[SEEN] = jnp.asarray(points > 0)
         if measure:
